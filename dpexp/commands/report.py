@@ -60,10 +60,10 @@ def report(runs: Runs = None, out: Out = None, check: _Check = False) -> None:
     from dpexp.report.compare import compare
 
     related, unreadable = history.history(home() / "runs")
-    chosen, remaining = _chosen(names, related)
-    compared = compare(chosen)
     for run, problem in [] if names else unreadable:
         say(f"warning: run {run} is skipped: {problem}", err=True)
+    chosen, remaining = _chosen(names, related)
+    compared = compare(chosen)
     listed = [history.others(remaining, command("report"))] if remaining else []
     show_report(terminal.terminal_text([*table.comparison_sections(compared), *listed], piped=terminal.WIDE))
     if out is not None:
@@ -79,11 +79,12 @@ def _chosen(names: list[str], related: list[Related]) -> tuple[list[Path], list[
     Without names, those of the newest comparison with several configs. A sweep stands for its runs, and one
     run alone for those that belong with it.
     """
-    folders = _folders(names)
+    if not names and not related:
+        raise ConfigError(f"no run yet in {home() / 'runs'}: {command('run')} hybrid makes one")
     if not names:
-        several = (one for one in related if one.configs > 1)
-        newest = next(several, next(iter(related), None))
-        return [*(newest.runs if newest else folders)], [one for one in related if one is not newest]
+        newest = next((one for one in related if one.configs > 1), related[0])
+        return [*newest.runs], [one for one in related if one is not newest]
+    folders = list(map(_folder, names))
     chosen: dict[Path, None] = {}
     for folder in folders:
         belonging = (one.runs for one in related if one.sweep and one.sweep.run_id == folder.name)
@@ -129,24 +130,11 @@ def _check(names: list[str]) -> int:
     return Exit.FAILED if problems else Exit.DONE
 
 
-def _folders(names: list[str]) -> list[Path]:
-    """The folders of the named runs, or of all runs. Raises ConfigError if there is no such run."""
-    from dpexp.record import runs as index
-
-    runs = home() / "runs"
-    known = {folder.name: folder for folder in index.folders(runs)}
-    if not names and not known:
-        raise ConfigError(f"no run yet in {runs}: {command('run')} hybrid makes one")
-    if not names:
-        return list(known.values())
-    return list(dict.fromkeys(known[name] if name in known else _folder(runs, name) for name in names))
-
-
-def _folder(runs: Path, name: str) -> Path:
-    from dpexp.record import runs as index
+def _folder(name: str) -> Path:
+    """The folder of a named run. Raises ConfigError if there is no such run."""
     from dpexp.record.journal import JOURNAL, RECORD
+    from dpexp.record.runs import find
 
     path = Path(name)
-    if (path / RECORD).is_file() or (path / JOURNAL).is_file():
-        return path
-    return index.find(runs, name)
+    is_folder = (path / RECORD).is_file() or (path / JOURNAL).is_file()
+    return path if is_folder else find(home() / "runs", name)

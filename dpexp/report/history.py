@@ -10,20 +10,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rich.cells import cell_len
-
-from dpexp.config.printable import printable_line
-from dpexp.config.ranges import plural
 from dpexp.record.files import JournalError
 from dpexp.record.journal import SWEEP_STRATEGY
 from dpexp.record.record import Record
 from dpexp.record.runs import folders
 from dpexp.report.compare import config_key, group_key
-from dpexp.report.listing import prefixes, shortened
-from dpexp.report.section import Section
+from dpexp.report.listing import prefixes
+from dpexp.report.section import Section, Table
 
-_MOST, _WIDTH = 20, 78
-"""Other comparisons that are listed, and the columns of a line, without its indent of two."""
+_MOST = 20
+"""Other comparisons that are listed."""
 
 
 @dataclass
@@ -77,17 +73,13 @@ def history(runs: Path) -> tuple[list[Related], list[tuple[str, str]]]:
 
 
 def others(comparisons: Sequence[Related], command: str) -> Section:
-    """A line for each comparison, at most ``_WIDTH`` columns long, with its date and run id."""
+    """A line for each comparison, with its date and run id."""
     every = (folder.name for one in comparisons for folder in one.runs)
     ids = prefixes([one.run_id for one in comparisons], every)
-    lines = [_line(one, run_id) for one, run_id in zip(comparisons[:_MOST], ids, strict=False)]
-    if len(comparisons) > _MOST:
-        lines.append(f"… and {len(comparisons) - _MOST} older ones")
-    return Section("Other comparisons", (*lines, f"to show one: {command} RUN"))
-
-
-def _line(one: Related, run_id: str) -> str:
-    started = one.newest.started[:16].replace("T", " ")
-    counts = f"{plural(len(one.runs), 'run')}, {plural(one.configs, 'config')}"
-    begin = f"{started:16}  {run_id}  {counts:18}  "
-    return begin + shortened(printable_line(one.title), _WIDTH - cell_len(begin))
+    rows = [
+        (one.newest.started[:16].replace("T", " "), run_id, str(len(one.runs)), str(one.configs), one.title)
+        for one, run_id in zip(comparisons[:_MOST], ids, strict=False)
+    ]
+    columns = ("started", "run", "runs", "configs", "compared")
+    table = Table(columns, tuple(rows), len(comparisons) - len(rows), folds=True)
+    return Section("Other comparisons", (f"to show one: {command} RUN",), table=table)
