@@ -1,4 +1,4 @@
-"""Step times: the one definition of step time, samples a second, speed-up and efficiency.
+"""Step times: the one definition of step time and of samples a second.
 
 The last batch of an epoch is smaller, so that the steps of a run mix two batch sizes. Both figures are
 those of the most frequent size. Lists, summaries, reports, findings and MLflow all show these;
@@ -37,16 +37,6 @@ class Steps:
 def rate(rows: int, step_ms: float) -> float | None:
     """Samples a second: the rows of a batch over the median time of its step; None for a time of 0."""
     return 1000 * rows / step_ms if step_ms else None
-
-
-def speed_up(baseline_ms: float, step_ms: float) -> float:
-    """How many times faster the step is than the baseline's, of the same global batch."""
-    return baseline_ms / step_ms
-
-
-def efficiency(speed_up: float, times_devices: float) -> float:
-    """The share of the ideal speed-up that so many times the baseline's devices reach."""
-    return speed_up / times_devices
 
 
 def typical(figures: Iterable[float]) -> float:

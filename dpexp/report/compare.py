@@ -23,7 +23,7 @@ from dpexp.record.batches import without_host
 from dpexp.record.figures import Figure
 from dpexp.record.files import JournalError
 from dpexp.record.record import Record
-from dpexp.record.steps import efficiency, spread, typical
+from dpexp.record.steps import spread, typical
 from dpexp.record.view import RecordView
 from dpexp.report.intervals import Interval, ratio_interval
 from dpexp.report.layout import accelerator_names
@@ -123,7 +123,7 @@ class Cell:
 
     def efficiency(self, baseline: Cell) -> float:
         """The speed-up as a share of what the number of devices allows."""
-        return efficiency(self.speed_up(baseline).value, self.devices / baseline.devices)
+        return self.speed_up(baseline).value * baseline.devices / self.devices
 
 
 @dataclass

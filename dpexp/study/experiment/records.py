@@ -10,7 +10,6 @@ from dpexp.config.errors import ConfigError
 from dpexp.config.names import cell_title
 from dpexp.config.strategy_registry import REFERENCE
 from dpexp.record.record import Record, Row
-from dpexp.record.steps import speed_up
 from dpexp.record.view import RecordView
 
 RECORDS = "records"
@@ -76,7 +75,7 @@ def speed_ups(runs: Mapping[str, Record]) -> list[Row]:
         for record in records:
             usual = RecordView(record).usual
             if single is not None and usual is not None and usual.rows == single.rows and usual.median:
-                rows.append({"run": record.run_id, "speed_up": speed_up(single.median, usual.median)})
+                rows.append({"run": record.run_id, "speed_up": single.median / usual.median})
     return rows
 
 
