@@ -20,13 +20,12 @@ from typing import Literal
 
 from dpexp.config.ranges import plural
 from dpexp.record.batches import replicated_bytes
-from dpexp.record.noise import outlier_limit
+from dpexp.record.noise import SLOWER, median_interval, outlier_limit
 from dpexp.record.phases import Phase, union_length
 from dpexp.record.record import Record
 from dpexp.record.view import RecordView
 from dpexp.report import units
 from dpexp.report.noise import noise_text
-from dpexp.report.trend import change
 
 Needs = Literal["record", "steps", "phases"]
 """What a finding needs: nothing but the Record, or step times or phase times that can be judged."""
@@ -332,16 +331,22 @@ def _slow_start(view: RecordView) -> Found:
 
 
 def _change(view: RecordView) -> Found:
-    start = view.slow_start
-    found = change(view.usual_times[start:])
-    if found is None:
+    """By the intervals of both medians: the last quarter of the steps against the first."""
+    times = view.usual_times[view.slow_start :]
+    quarter = len(times) // 4
+    if quarter < ENOUGH:
         return None
+    first, last = times[:quarter], times[-quarter:]
+    (low, high), (later_low, later_high) = median_interval(first), median_interval(last)
+    if later_low < SLOWER * high and low < SLOWER * later_high:
+        return None
+    before, after = statistics.median(first), statistics.median(last)
+    ratio = units.ratio(after / before if before else math.inf)
     return (
-        f"From number {start + found.at} of {len(view.usual_times)} on, steps take "
-        f"{units.ratio(found.ratio)} as long as before: {units.ms(found.after)} instead of "
-        f"{units.ms(found.before)}.",
-        "See what began or ended on the machine then, whether it became too hot, and whether memory or a "
-        "cache grows.",
+        f"The last quarter of {plural(len(times), 'step')} takes {ratio} as long as the first: "
+        f"{units.ms(after)} a step instead of {units.ms(before)}.",
+        "See what began or ended on the machine meanwhile, whether it became too hot, and whether memory or "
+        "a cache grows.",
     )
 
 
