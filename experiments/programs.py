@@ -18,7 +18,7 @@ from dpexp.record.figures import summarize
 from dpexp.record.journal import new_run_id, now
 from dpexp.record.record import Record
 from dpexp.study.experiment.experiment import Experiment, load_experiment
-from dpexp.study.experiment.records import machine_kind, parse_record
+from dpexp.study.experiment.records import machine_kind
 
 
 def program_record(
@@ -47,7 +47,7 @@ def measured(experiment: Experiment, cell: str) -> Record:
     file, *arguments = experiment.programs[cell]
     command = [sys.executable, str(experiment.folder / file), *arguments]
     done = subprocess.run(command, stdout=subprocess.PIPE, check=True)
-    return parse_record(done.stdout)
+    return Record.from_json(done.stdout)
 
 
 def main(folder: Path) -> None:

@@ -125,14 +125,13 @@ def reproduce(
     """Repeat a recorded run and compare: the exit code is 0 only if all required values are equal."""
     from dpexp.record.record import Record
     from dpexp.report import terminal
-    from dpexp.study.experiment.records import read_record
     from dpexp.study.reproduce import named_files, reproduce, reproduction
 
     path = Path(run).expanduser()
     if path.suffix == ".json" and not path.is_file():
         raise ConfigError(no_file(run))
     folder = path.parent if path.is_file() else find_run(run)
-    record = read_record(path) if path.is_file() else Record.load(folder)
+    record = Record.load(path if path.is_file() else folder)
     is_trusted = trust or not named_files.is_foreign(folder)
 
     def warn(message: str) -> None:
@@ -149,12 +148,12 @@ def remove(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
     """Delete a run from this disk, after saying what it holds. What MLflow has of it stays."""
-    from dpexp.record.runs import delete_run, read_summary
+    from dpexp.record.runs import RunSummary, delete_run
     from dpexp.report import listing
     from dpexp.tracking.delivery.ledger import delivered
 
     folder = find_run(run)
-    summary = read_summary(folder)
+    summary = RunSummary.read(folder)
     say(listing.one(summary, delivered(home(), [folder.name])[folder.name]))
     if not yes and not typer.confirm("Delete it?"):
         raise typer.Exit(Exit.FAILED)

@@ -10,7 +10,6 @@ from dpexp.engine.progress import ProgressBar
 from dpexp.engine.steps.own_steps import OwnVerification
 from dpexp.engine.verify import UNVERIFIED, Verification, refuse, row_of, verify
 from dpexp.record.journal import Journal
-from dpexp.record.packing import pack
 from dpexp.strategies.placed import Placed
 from dpexp.timing import Timer
 from dpexp.verification.limits.compare import Difference
@@ -50,9 +49,9 @@ def _execute(
     placed = prepared.strategy.place(prepared.model, prepared.selection.used, timer)
     _check_lookups(prepared, lookups, placed)
     observations = Observations(prepared, placed)
-    journal.set(devices=observations.device_facts(), device_map=pack(observations.device_map()))
+    journal.set(devices=observations.device_facts(), device_map=observations.device_map())
     progress.begin("observe")
-    journal.set(shapes=pack(observations.shapes()))
+    journal.set(shapes=observations.shapes())
     journal.flush()
     on_flush()
     trainer = prepared.trainer(placed)

@@ -26,7 +26,6 @@ from dpexp.measurement.probes.peak import peak
 from dpexp.measurement.step_profile import StepProfile
 from dpexp.measurement.steps import timed_steps
 from dpexp.record.journal import Journal
-from dpexp.record.packing import pack
 from dpexp.training.trainer import Trainer
 
 PHASE_SECONDS = 5.0
@@ -142,7 +141,7 @@ class Measurement:
     def _record_optimizers(self) -> None:
         """Add to the device map what steps have made: optimizer state, and buffers of some models."""
         if rows := self.observations.changed_device_map(self.trainer.optimizers):
-            self.journal.set(device_map=pack(rows))
+            self.journal.set(device_map=rows)
 
     def time_phases(self) -> None:
         """Time the phases of further steps. A pass of its own, because a recording timer costs overlap."""

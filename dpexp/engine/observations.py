@@ -6,16 +6,15 @@ from typing import TypeVar
 from dpexp import devices
 from dpexp.config.run_config import config_digest
 from dpexp.data.batch import Batch
-from dpexp.data.registry import SOURCES
 from dpexp.distributed.world import Member
 from dpexp.engine.facts.environment import environment, torch_environment
 from dpexp.engine.facts.files import directory, file_hashes
-from dpexp.engine.facts.references import recorded_config, references
+from dpexp.engine.facts.references import references
 from dpexp.engine.prepare import Prepared
 from dpexp.measurement.observe import EPOCH_LIMIT, device_map, observe, observed, optimizer_map
 from dpexp.record.journal import now
 from dpexp.record.record import Row
-from dpexp.record.redact import Verbatim
+from dpexp.record.redact import redact_values
 from dpexp.strategies.placed import Placed
 from dpexp.training.optimizers import Optimizers
 
@@ -26,11 +25,10 @@ def run_facts(prepared: Prepared) -> Row:
     """The keys of a Record that are known before the run starts."""
     config, data = prepared.config, prepared.data
     named = references(config, prepared.factories)
-    recorded = recorded_config(config, named)
-    is_ours = data.name in SOURCES and SOURCES[data.name].argument is None
+    recorded = redact_values(config.to_dict())
     files = file_hashes(named, data.digest)
     return {
-        "name": prepared.name if config.run_name else Verbatim(prepared.name),
+        "name": prepared.name,
         "experiment": recorded["experiment"],
         "strategy": config.strategy,
         "execution": prepared.execution,
@@ -41,10 +39,10 @@ def run_facts(prepared: Prepared) -> Row:
         "files": files,
         "environment": environment() | torch_environment() | directory(files),
         "data": {
-            "name": Verbatim(data.name) if data.name in SOURCES else data.name,
+            "name": data.name,
             "samples": sum(rows * count for rows, count in prepared.batch_rows.items()),
             **({"batches": prepared.batches_per_epoch} if data.has_own_batches else {}),
-            "description": Verbatim(data.description) if is_ours else data.description,
+            "description": data.description,
             "sha256": data.digest,
         },
     }

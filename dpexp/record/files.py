@@ -35,9 +35,7 @@ def make_folder(path: Path, *, exist_ok: bool = False) -> None:
 def check_home(home: Path) -> None:
     """Raise JournalError for a DPEXP_HOME that is not a directory and cannot be made: it needs its parent."""
     if os.path.lexists(home) and not home.is_dir():
-        raise JournalError(
-            f"DPEXP_HOME {home} is not a directory: rename what is there, or correct DPEXP_HOME"
-        )
+        raise JournalError(f"{home} is not a directory: rename what is there, or correct DPEXP_HOME")
     if not home.parent.is_dir():
         raise JournalError(
             f"DPEXP_HOME {home}: {home.parent} is not a directory: make it, or correct DPEXP_HOME"
@@ -47,15 +45,20 @@ def check_home(home: Path) -> None:
 def check_writable(runs: Path) -> None:
     """Raise JournalError unless the folder ``runs`` of DPEXP_HOME can be written to. Leaves nothing there."""
     check_home(runs.parent)
+    if os.path.lexists(runs) and not runs.is_dir():
+        raise JournalError(f"{runs} is not a directory: rename what is there, or correct DPEXP_HOME")
+    existing = next(path for path in (runs, *runs.parents) if path.is_dir())
     try:
-        if os.path.lexists(runs) and not runs.is_dir():
-            raise JournalError(f"{runs} is not a directory: rename what is there, or correct DPEXP_HOME")
-        existing = next(path for path in (runs, *runs.parents) if path.is_dir())
         tempfile.TemporaryFile(dir=existing).close()  # without a name, where the file system can
     except OSError as error:
-        raise JournalError(
-            f"cannot write a journal at {runs}: {error.strerror}; DPEXP_HOME is the folder of the runs"
-        ) from error
+        raise unwritable(runs, error) from error
+
+
+def unwritable(path: Path, error: OSError) -> JournalError:
+    """The error of a folder in which no journal can be written."""
+    return JournalError(
+        f"cannot write a journal at {path}: {error.strerror}; DPEXP_HOME is the folder of the runs"
+    )
 
 
 def write_atomically(path: Path, content: bytes) -> None:

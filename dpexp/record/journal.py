@@ -1,12 +1,12 @@
 """The journal: the append-only file that holds a run's facts, its one writer, and the reader of its entries.
 
-Each line is a JSON object of the time in ms since 1970 and operations on the Record::
+Each line is a JSON object of the time in ms since 1970 and one operation on the Record::
 
-    {"at":1767225600000,"extend":{"steps.time_ms":[0.31,0.29]}}
+    {"at":1767225600000,"set":{"status":"running"}}                  assign values to keys
+    {"at":1767225600000,"extend":{"steps.time_ms":[0.31,0.29]}}      append to lists
+    {"at":1767225600000,"cut":{"steps.time_ms":0}}                   shorten lists: ranks have restarted
 
-``set`` assigns values to keys, ``extend`` appends to lists, and ``cut`` shortens lists, when ranks restart
-and the run begins again. A dotted key is a key of a dict. ``shapes`` and ``device_map`` are packed: see
-``packing``. So a journal that ends at any byte still holds every complete line before that byte.
+A dotted key is a key of a dict. A journal that ends at any byte still holds every complete line before it.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import json
 import os
 import re
 import secrets
+import shutil
 import time
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
@@ -26,8 +27,8 @@ from pathlib import Path
 from typing import Any
 
 from dpexp.config.ranges import be, plural
-from dpexp.record.files import JournalError, check_writable, make_folder, sync_folder
-from dpexp.record.redact import redact_entry
+from dpexp.record.files import JournalError, check_writable, make_folder, sync_folder, unwritable
+from dpexp.record.redact import redact_values
 
 SCHEMA = 1
 JOURNAL = "journal.jsonl"
@@ -37,21 +38,28 @@ SWEEP_STRATEGY = "sweep"
 COMPARISON = "report"
 """The folder in a sweep's folder with the comparison of its runs."""
 RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
-Lists = dict[str, list[Any]]
 
 
 class Journal(contextlib.AbstractContextManager["Journal"]):
     """The only writer of one run's ``journal.jsonl``; it holds the file's lock until it is closed.
 
-    ``set`` and ``extend`` buffer; ``flush`` writes one line and syncs it to the disk. Raises JournalError
-    when the run already has a journal, when its folder cannot be made, and when the disk is full.
+    ``set`` and ``extend`` buffer; ``flush`` writes a line for each and syncs them to the disk. Raises
+    JournalError if the run already has a journal, if its folder cannot be made, and if the disk is full.
     """
 
     def __init__(self, runs: Path, run_id: str) -> None:
         if not RUN_ID.fullmatch(run_id):
             raise JournalError(f"run id {run_id!r}: letters, digits, - and _ only, 64 at most")
-        file, self._new = _create(runs, runs / run_id)
-        self._open(runs / run_id, file)
+        check_writable(runs)
+        folder = runs / run_id
+        try:
+            make_folder(folder)
+            self._open(folder, _create(folder))
+        except FileExistsError:
+            raise JournalError(f"{folder}: this run has a journal already; a run id is used once") from None
+        except OSError as error:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise unwritable(folder, error) from error
         self.set(schema=SCHEMA, run_id=run_id, started=now())
 
     @classmethod
@@ -64,13 +72,12 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
         journal = cls.__new__(cls)
         journal._open(folder, _open_locked(folder / JOURNAL))
         reader = JournalReader(journal.path)
-        lists = {key for entry in reader for key in entry.get("extend", ()) if key.startswith("steps.")}
+        lists = {key for entry in reader for key in entry.get("extend", ())}
         journal._lines, journal._size = reader.lines, reader.offset
-        journal._file.truncate(reader.offset)
-        journal._file.seek(reader.offset)
+        journal._restore()
         (folder / RECORD).unlink(missing_ok=True)
         if lists:
-            journal._write({"cut": dict.fromkeys(sorted(lists), 0)})
+            journal._append([("cut", dict.fromkeys(sorted(lists), 0))])
         return journal
 
     def _open(self, folder: Path, file: Any) -> None:
@@ -79,7 +86,7 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
         _open_files.add(file)
         self._lines = self._size = 0
         self._set: dict[str, Any] = {}
-        self._extended: list[Lists] = []
+        self._extended: list[dict[str, list[Any]]] = []
 
     def set(self, values: Mapping[str, Any] | None = None, **named: Any) -> None:
         """Assign values to keys of the Record; ``{"steps.loss": …}`` for a dotted key."""
@@ -91,11 +98,13 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
         self._extended.append(lists)  # all at once: Ctrl-C cannot come between two lists
 
     def flush(self) -> None:
-        """Write the buffer as one line and sync it to the disk. Raises JournalError."""
-        buffered = {"set": self._set, "extend": _concatenate(self._extended)}
-        entry = {operation: values for operation, values in buffered.items() if values}
-        if entry:
-            self._write(entry)
+        """Write what is buffered and sync it to the disk. Raises JournalError: then it stays buffered."""
+        lists: dict[str, list[Any]] = {}
+        for extended in self._extended:
+            for key, items in extended.items():
+                lists.setdefault(key, []).extend(items)
+        if operations := [each for each in (("extend", lists), ("set", self._set)) if each[1]]:
+            self._append(operations)
             self._set, self._extended = {}, []
 
     def close(self) -> None:
@@ -117,27 +126,30 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
         self.close()
 
     def abandon(self) -> None:
-        """Close a new journal of which no line could be written, and remove the folders made for it."""
+        """Close a new journal of which no line could be written, and remove its folder."""
         self._file.close()
-        _remove(self._new, self.folder)
+        shutil.rmtree(self.folder, ignore_errors=True)
 
-    def _write(self, entry: dict[str, Any]) -> None:
-        """Write one line; on any exception, also an interrupt, restore the file and raise it."""
-        line = encode_line({"at": now_ms(), **entry})
+    def _append(self, operations: Iterable[tuple[str, Mapping[str, Any]]]) -> None:
+        """Write a line for each operation; on any exception restore the file and raise it."""
+        lines = [encode_line({"at": now_ms(), name: values}) for name, values in operations]
+        content, written = b"".join(lines), 0
         try:
-            written = 0
-            while written < len(line):
-                written += os.write(self._file.fileno(), line[written:])
+            while written < len(content):
+                written += os.write(self._file.fileno(), content[written:])
             os.fsync(self._file.fileno())
         except BaseException as error:  # Ctrl-C too: the buffer will be written again
-            self._file.truncate(self._size)
-            self._file.seek(self._size)
+            self._restore()
             if not isinstance(error, OSError):
                 raise
             safe = f"{plural(self._lines, 'line')} {be(self._lines)} safe"
             raise JournalError(f"{self.path}: {error.strerror or error}; {safe}") from error
-        self._lines += 1
-        self._size += len(line)
+        self._lines += len(lines)
+        self._size += len(content)
+
+    def _restore(self) -> None:
+        self._file.truncate(self._size)
+        self._file.seek(self._size)
 
 
 class NullJournal(Journal):
@@ -152,39 +164,15 @@ class NullJournal(Journal):
     set = extend = flush = close = _ignore
 
 
-def _create(runs: Path, folder: Path) -> tuple[Any, list[Path]]:
-    """The new journal's file, locked and with a durable name; or no folder.
-
-    Also the folders that were made, the innermost first.
-    """
-    check_writable(runs)
-    new = [path for path in (folder, runs, runs.parent) if not path.exists()]
-    try:
-        make_folder(runs, exist_ok=True)
-        make_folder(folder)
-        starting = folder / f".{JOURNAL}"
-        file = open(os.open(starting, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600), "r+b", 0)  # noqa: SIM115
-        _lock(file)
-        starting.rename(folder / JOURNAL)  # locked by then: no reader finds it without a writer
-        sync_folder(folder)
-        sync_folder(runs)
-    except FileExistsError:
-        raise JournalError(f"{folder}: this run has a journal already; a run id is used once") from None
-    except OSError as error:
-        _remove(new, folder)
-        raise JournalError(
-            f"cannot write a journal at {folder}: {error.strerror}; DPEXP_HOME is the folder of the runs"
-        ) from error
-    return file, new
-
-
-def _remove(new: Iterable[Path], folder: Path) -> None:
-    """Remove the new folder of a run that cannot begin, and other new ones where they are empty."""
-    for path in new:
-        with contextlib.suppress(OSError):
-            for name in (JOURNAL, f".{JOURNAL}") if path == folder else ():
-                (path / name).unlink(missing_ok=True)
-            path.rmdir()
+def _create(folder: Path) -> Any:
+    """A new journal's file, with a durable name and locked before it has it: no reader finds it unlocked."""
+    starting = folder / f".{JOURNAL}"
+    file = open(os.open(starting, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600), "r+b", 0)  # noqa: SIM115
+    _lock(file)
+    starting.rename(folder / JOURNAL)
+    sync_folder(folder)
+    sync_folder(folder.parent)
+    return file
 
 
 def _open_locked(path: Path) -> Any:
@@ -230,26 +218,18 @@ def is_open(path: Path) -> bool:
     return False
 
 
-def _concatenate(buffered: Iterable[Lists]) -> Lists:
-    """The buffered lists by key, in the order in which they were buffered."""
-    concatenated: Lists = {}
-    for lists in buffered:
-        for key, items in lists.items():
-            concatenated.setdefault(key, []).extend(items)
-    return concatenated
-
-
 def encode_line(entry: dict[str, Any]) -> bytes:
-    """One line of the journal, without credentials."""
-    return json.dumps(redact_entry(entry), separators=(",", ":")).encode() + b"\n"
+    """One line of the journal, without credentials; samples and spans have none."""
+    entry = {key: redact_values(value) if key == "set" else value for key, value in entry.items()}
+    return json.dumps(entry, separators=(",", ":")).encode() + b"\n"
 
 
 class JournalReader:
     """Reads a journal from where the last iteration stopped, while the writer may append to it.
 
-    An incomplete line is left for the next iteration, and a line that is not a JSON object is skipped.
-    ``offset`` is the first byte not yet read; ``lines`` counts the lines that were read, ``unreadable`` those
-    of them that were skipped.
+    An incomplete line is left for the next iteration, and a line that holds no entry is skipped. ``offset``
+    is the first byte not yet read; ``lines`` counts the lines that were read, ``unreadable`` those of them
+    that were skipped.
     """
 
     def __init__(self, path: Path) -> None:
@@ -268,7 +248,9 @@ class JournalReader:
                     entry = json.loads(line)
                 except (ValueError, RecursionError):
                     entry = None
-                if isinstance(entry, dict):
+                if isinstance(entry, dict) and all(
+                    isinstance(entry.get(name, {}), dict) for name in ("set", "extend", "cut")
+                ):
                     yield entry
                 else:
                     self.unreadable += 1

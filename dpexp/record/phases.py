@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from dpexp.record.record import Record, Row
 
@@ -88,39 +89,38 @@ def phase_tree(record: Record) -> Iterator[tuple[str, int]]:
 
 def parents(timeline: list[Row]) -> dict[str, str]:
     """{phase: the phase that contains it}, read from the step with the most phases."""
-    steps: dict[int, list[Row]] = {}
+    steps: defaultdict[int, list[Row]] = defaultdict(list)
     for row in timeline:
         if row["phase"] != "step" and row["replica"] is None:
-            steps.setdefault(row["step"], []).append(row)
+            steps[row["step"]].append(row)
     rows = max(steps.values(), key=len, default=[])
-    spans = [(row["phase"], row["start_us"], row["end_us"]) for row in rows]
     inside = {}
-    for phase, start, end in spans:
-        around = {
-            outer: last - first
-            for outer, first, last in spans
-            if outer != phase and _contains((first, last), (start, end))
-        }
+    for row in rows:
+        around = [other for other in rows if other["phase"] != row["phase"] and _contains(other, row)]
         if around:
-            inside[phase] = min(around, key=lambda outer: around[outer])
+            inside[row["phase"]] = min(around, key=_length)["phase"]
     return inside
 
 
-def _contains(outer: tuple[float, float], inner: tuple[float, float]) -> bool:
+def _length(row: Row) -> float:
+    return float(row["end_us"] - row["start_us"])
+
+
+def _contains(outer: Row, inner: Row) -> bool:
     """Whether a span lies inside a longer one; what took no time lies between two spans, not in either."""
-    (first, last), (start, end) = outer, inner
-    if start == end:
-        return first < start < last
-    return first <= start and end <= last and last - first > end - start
+    if not _length(inner):
+        return bool(outer["start_us"] < inner["start_us"] < outer["end_us"])
+    is_within = outer["start_us"] <= inner["start_us"] and inner["end_us"] <= outer["end_us"]
+    return is_within and _length(outer) > _length(inner)
 
 
-@dataclass(frozen=True)
+@dataclass
 class StepSpans:
     """One phase-timed step: its time, that of each phase in it, and what lies inside any phase; in ms."""
 
     ms: float
-    phases: dict[str, float]
-    covered: float
+    phases: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    covered: float = 0.0
 
 
 def step_spans(record: Record, usual: set[int] | None) -> list[StepSpans]:
@@ -128,22 +128,20 @@ def step_spans(record: Record, usual: set[int] | None) -> list[StepSpans]:
 
     Replicas are left out: they are inside a phase, or on another rank.
     """
-    lengths: dict[int, float] = {}
-    spans: dict[int, list[Row]] = {}
+    spans: defaultdict[int, list[Row]] = defaultdict(list)
+    steps: dict[int, StepSpans] = {}
     for row in record.timeline:
-        if row.get("replica") is None and (usual is None or row["step"] in usual):
-            if row["phase"] == "step":
-                lengths[row["step"]] = (row["end_us"] - row["start_us"]) / 1000
-            else:
-                spans.setdefault(row["step"], []).append(row)
-    found = []
-    for number, ms in lengths.items():
-        times: dict[str, float] = {}
-        for row in spans.get(number, ()):
-            times[row["phase"]] = times.get(row["phase"], 0.0) + (row["end_us"] - row["start_us"]) / 1000
-        ends = ((row["start_us"], row["end_us"]) for row in spans.get(number, ()))
-        found.append(StepSpans(ms, times, union_length(ends) / 1000))
-    return found
+        if row.get("replica") is not None or (usual is not None and row["step"] not in usual):
+            continue
+        if row["phase"] == "step":
+            steps[row["step"]] = StepSpans(_length(row) / 1000)
+        else:
+            spans[row["step"]].append(row)
+    for number, step in steps.items():
+        for row in spans[number]:
+            step.phases[row["phase"]] += _length(row) / 1000
+        step.covered = union_length((row["start_us"], row["end_us"]) for row in spans[number]) / 1000
+    return list(steps.values())
 
 
 def shares(steps: Iterable[StepSpans]) -> dict[str, float]:
@@ -155,7 +153,7 @@ def shares(steps: Iterable[StepSpans]) -> dict[str, float]:
     if not known:
         return {}
     names = dict.fromkeys(name for step in known for name in step.phases)
-    found = {name: statistics.fmean(step.phases.get(name, 0.0) / step.ms for step in known) for name in names}
+    found = {name: statistics.fmean(step.phases[name] / step.ms for step in known) for name in names}
     rest = 1 - statistics.fmean(step.covered / step.ms for step in known)
     return found | {REST: rest if rest > _ROUNDING else 0.0}
 

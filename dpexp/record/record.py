@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import math
@@ -14,17 +15,18 @@ from dpexp.config.errors import describe
 from dpexp.config.ranges import plural
 from dpexp.record.files import JournalError, write_atomically
 from dpexp.record.journal import JOURNAL, RECORD, SCHEMA, JournalReader, is_open, iso
-from dpexp.record.packing import unpack
 
 Row = dict[str, Any]
-PACKED = ("shapes", "device_map")
-"""Keys whose value a journal has as ``packing`` packs it."""
-_SPELLED = ("nan", "inf", "-inf")
-"""Numbers that JSON lacks."""
-
-
 NOT_OF_DPEXP = (TypeError, ValueError, AttributeError, LookupError, ArithmeticError)
 """What reading raises on values that dpexp does not write."""
+WITHOUT_END = {
+    "type": "LostContact",
+    "message": "the process that recorded the run was killed, or its host is gone: its journal has no end",
+    "traceback": "",
+}
+"""The error of a run whose writer has died, of the kind that a writer reports of another rank."""
+_SPELLED = ("nan", "inf", "-inf")
+"""Numbers that JSON lacks."""
 
 
 @dataclass(repr=False)
@@ -67,6 +69,47 @@ class Record:
         labels = ", ".join(f"{key}={getattr(self, key)!r}" for key in ("run_id", "name", "status"))
         return f"{type(self).__name__}({labels})"
 
+    @classmethod
+    def load(cls, path: Path) -> Record:
+        """The Record of a run's folder, or of a Record's file.
+
+        In a folder that is ``record.json``, or the fold of the journal if that file is missing, unreadable or
+        older than the journal. Raises JournalError for what dpexp did not write, or a newer dpexp did.
+        """
+        if path.is_file():
+            return cls._read(path)
+        journal, written = path / JOURNAL, path / RECORD
+        with contextlib.suppress(OSError, JournalError):
+            if not journal.exists() or journal.stat().st_mtime_ns <= written.stat().st_mtime_ns:
+                return cls._read(written)
+        return fold(journal)
+
+    @classmethod
+    def _read(cls, path: Path) -> Record:
+        try:
+            return cls.from_json(path.read_bytes())
+        except (OSError, *NOT_OF_DPEXP) as error:
+            raise JournalError(f"{path}: not a Record: {describe(error)}") from error
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Record:
+        """The inverse of ``to_json``. Raises ValueError for another text, JournalError for a newer schema."""
+        data = json.loads(text)
+        if not isinstance(data, dict) or "run_id" not in data:
+            raise ValueError("it has no run_id")
+        return cls.from_dict(data)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Record:
+        """The inverse of ``to_dict``; other keys are ignored. Raises JournalError for a newer schema."""
+        check_schema(data.get("schema", 0), "record")
+        known = {f.name for f in dataclasses.fields(cls)}
+        record = cls(**{key: value for key, value in data.items() if key in known})
+        for samples in (record.steps, record.phases, record.metrics):
+            samples |= {key: _numbers(values) for key, values in samples.items()}
+        record.verification = _errors(record.verification)
+        return record
+
     def to_dict(self) -> Row:
         """The Record as one dict, keys in schema order. Its values are not copied."""
         return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
@@ -76,40 +119,11 @@ class Record:
         parts = (f" {json.dumps(key)}: {_json(value)}" for key, value in self.to_dict().items())
         return "{\n" + ",\n".join(parts) + "\n}\n"
 
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Record:
-        """The inverse of ``to_dict`` and ``to_json``; other keys are ignored.
-
-        Raises JournalError for a newer schema.
-        """
-        check_schema(data.get("schema", 0), "record")
-        known = {f.name for f in dataclasses.fields(cls)}
-        record = cls(**{key: value for key, value in data.items() if key in known})
-        for samples in (record.steps, record.phases, record.metrics):
-            samples |= {key: _numbers(values) for key, values in samples.items()}
-        record.verification = _errors(record.verification)
-        return record
-
-    @classmethod
-    def load(cls, folder: Path) -> Record:
-        """The Record of a run's folder: ``record.json`` of a run that has ended, else the journal's fold."""
-        return cls.read(folder) or fold(folder / JOURNAL)
-
-    @classmethod
-    def read(cls, folder: Path) -> Record | None:
-        """The Record in ``record.json``; None without one that can be read and is of the whole journal."""
-        written, journal = folder / RECORD, folder / JOURNAL
-        try:
-            if journal.exists() and journal.stat().st_mtime_ns > written.stat().st_mtime_ns:
-                return None
-            return cls.from_dict(json.loads(written.read_bytes()))
-        except (OSError, *NOT_OF_DPEXP):
-            return None
-
     def apply(self, entry: Mapping[str, Any]) -> None:
-        """Apply the operations of one journal entry; keys that a Record does not have are ignored.
+        """Apply one entry of a journal; keys that a Record does not have are ignored.
 
-        Raises JournalError for an entry of a newer schema.
+        A line of an earlier version holds several operations, and rows that ``_unpacked`` explains. Raises
+        JournalError for an entry of a newer schema.
         """
         for key, length in entry.get("cut", {}).items():
             parent, name = self._locate(key)
@@ -118,7 +132,8 @@ class Record:
             if key == "schema":
                 check_schema(value, "journal")
             parent, name = self._locate(key)
-            parent[name] = unpack(value) if key in PACKED and isinstance(value, dict) else value
+            is_packed = key in ("shapes", "device_map") and isinstance(value, dict)
+            parent[name] = _unpacked(value) if is_packed else value
         for key, values in entry.get("extend", {}).items():
             parent, name = self._locate(key)
             parent.setdefault(name, []).extend(values)
@@ -131,20 +146,14 @@ class Record:
         return (self.__dict__[first], rest) if rest else (self.__dict__, first)
 
 
-WITHOUT_END = {
-    "type": "LostContact",
-    "message": "the process that recorded the run was killed, or its host is gone: its journal has no end",
-    "traceback": "",
-}
-"""The error of a run whose writer has died, of the kind that a writer reports of another rank."""
-
-
 def fold(journal: Path) -> Record:
     """The Record of the complete lines of a journal. Raises JournalError for a file that is no journal.
 
     A run whose journal holds no end and has no writer was killed, and ended with the last line: its error is
     ``WITHOUT_END``. Lines that cannot be read are skipped, and counted in ``damage``.
     """
+    from dpexp.record.figures import summarize  # the figures of a Record are above it
+
     record, reader, last_at = Record(), JournalReader(journal), 0
     try:
         alive = is_open(journal)
@@ -167,8 +176,6 @@ def fold(journal: Path) -> Record:
             record.status = "killed"
             record.ended = iso(last_at)
             record.error = record.error or dict(WITHOUT_END)
-        from dpexp.record.figures import summarize  # above this module: the figures of a Record
-
         summarize(record)
     except NOT_OF_DPEXP as error:
         raise JournalError(f"{journal} holds what dpexp does not write: {describe(error)}") from error
@@ -188,11 +195,6 @@ def finish(journal: Path) -> Record:
     return record
 
 
-def load_closed(folder: Path) -> Record:
-    """``load`` of a run that has ended; ``record.json`` is written again if it is missing or unreadable."""
-    return Record.read(folder) or finish(folder / JOURNAL)
-
-
 def check_schema(schema: object, what: str) -> None:
     """Raise JournalError unless this version of dpexp reads the schema."""
     if not isinstance(schema, int):
@@ -204,10 +206,23 @@ def check_schema(schema: object, what: str) -> None:
         )
 
 
+def _unpacked(packed: Row) -> list[Row]:
+    """Rows as journals of earlier versions have them: those of a call once, then where it occurs.
+
+    ``batches`` are (batch, index in modules), ``modules`` lists of (module, index in calls).
+    """
+    return [
+        {**({} if batch is None else {"batch": batch}), "module": module, **row}
+        for batch, modules in packed["batches"]
+        for module, call in packed["modules"][modules]
+        for row in packed["calls"][call]
+    ]
+
+
 def _json(value: Any) -> str:
     """A list of rows has one row a line; everything else is compact."""
     if isinstance(value, list) and value and isinstance(value[0], dict):
-        return "[\n  " + ",\n  ".join(_strict(row) for row in value) + "\n ]"
+        return "[\n  " + ",\n  ".join(map(_strict, value)) + "\n ]"
     return _strict(value)
 
 

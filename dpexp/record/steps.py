@@ -1,20 +1,16 @@
-"""Step times: the one definition of step time and of samples a second.
+"""Steps: the measured steps of one batch size, and the statistics of samples that all figures use.
 
-The last batch of an epoch is smaller, so that the steps of a run mix two batch sizes. Both figures are
-those of the most frequent size. Lists, summaries, reports, findings and MLflow all show these;
-docs/definitions.md says what a step is.
+The last batch of an epoch is smaller, so that the steps of a run mix two batch sizes. The step time and the
+rate are those of the most frequent size. docs/definitions.md says what a step is.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-
-from dpexp.record.record import Record
 
 
 @dataclass(frozen=True)
@@ -31,50 +27,8 @@ class Steps:
 
     @property
     def samples_per_s(self) -> float | None:
-        return rate(self.rows, self.median)
-
-
-def rate(rows: int, step_ms: float) -> float | None:
-    """Samples a second: the rows of a batch over the median time of its step; None for a time of 0."""
-    return 1000 * rows / step_ms if step_ms else None
-
-
-def typical(figures: Iterable[float]) -> float:
-    """The figure of several runs: the geometric mean of theirs; 0 if one of them is."""
-    figures = list(figures)
-    if min(figures) <= 0:
-        return 0.0
-    return figures[0] if len(figures) == 1 else math.exp(math.fsum(map(math.log, figures)) / len(figures))
-
-
-def steps_by_rows(record: Record) -> dict[int, list[float]]:
-    """{rows of the batch: step times in ms}, in the order of the steps."""
-    times: defaultdict[int, list[float]] = defaultdict(list)
-    for rows, time in zip(record.steps["samples"], record.steps["time_ms"], strict=False):
-        if rows is not None and time is not None:  # its journal line is not lost
-            times[rows].append(time)
-    return dict(times)
-
-
-def wall_times(record: Record) -> list[float | None]:
-    """The wall time of each measured step in ms, with what was between it and the step before.
-
-    Empty in Records of programs and of versions that did not measure it.
-    """
-    return record.steps.get("wall_ms", [])
-
-
-def wall_samples_per_s(record: Record) -> float | None:
-    """The rows of all measured steps over the wall time of the measured part; None where a step lacks it.
-
-    A step that was not measured lacks both.
-    """
-    samples, wall = record.steps["samples"], wall_times(record)
-    known = [ms for rows, ms in zip(samples, wall, strict=False) if rows is not None and ms is not None]
-    measured = present(samples)
-    if not known or len(known) < len(measured):
-        return None
-    return rate(sum(measured), math.fsum(known))
+        """The rows of a batch over the median time of its step; None for a time of 0."""
+        return 1000 * self.rows / self.median if self.median else None
 
 
 def usual_steps(by_rows: Mapping[int, Sequence[float]]) -> Steps | None:
@@ -83,6 +37,11 @@ def usual_steps(by_rows: Mapping[int, Sequence[float]]) -> Steps | None:
         return None
     rows = max(by_rows, key=lambda rows: (len(by_rows[rows]), rows))
     return Steps(rows, tuple(by_rows[rows]), **spread(by_rows[rows]) or {})
+
+
+def present(values: Iterable[Any]) -> list[Any]:
+    """The samples without those that were not measured."""
+    return [value for value in values if value is not None]
 
 
 def spread(samples: Sequence[float]) -> dict[str, Any] | None:
@@ -101,6 +60,9 @@ def quartiles(samples: Sequence[float]) -> tuple[float, float, float]:
     return low, middle, high
 
 
-def present(values: Iterable[Any]) -> list[Any]:
-    """The samples without those that were not measured."""
-    return [value for value in values if value is not None]
+def typical(figures: Iterable[float]) -> float:
+    """The figure of several runs: the geometric mean of theirs; 0 if one of them is."""
+    figures = list(figures)
+    if min(figures) <= 0:
+        return 0.0
+    return figures[0] if len(figures) == 1 else math.exp(math.fsum(map(math.log, figures)) / len(figures))

@@ -1,29 +1,23 @@
 """RecordView: a Record, and what follows from its raw samples and rows, each computed once.
 
-Terminal, MLflow, report, lists and experiments look at a Record through a view, so that they cannot differ::
-
-    Record ── RecordView ──┬── steps       usual, by_rows                         steps.py
-                           ├── noise       noise, interruptions, phase_noise      noise.py
-                           ├── phases      phases, rest, phase_samples            phases.py
-                           ├── batches     batches, largest                       batches.py
-                           ├── traffic     moves, bytes_moved, bytes_by_phase     traffic.py
-                           └── work        flops, flops_per_s, peak_share, …      view.py
+Terminal, MLflow, report, lists and experiments look at a Record through a view, so that they cannot differ.
+steps.py, noise.py, phases.py, batches.py and traffic.py say how each is computed.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections.abc import Iterable
+from collections import defaultdict
 from functools import cached_property
 
 from dpexp.record import phases as phase_times
-from dpexp.record import steps as step_times
 from dpexp.record import traffic
 from dpexp.record.batches import Batches, batches, without_host
 from dpexp.record.noise import Noise, noise, slow_start
 from dpexp.record.phases import REST, Phase, StepSpans
-from dpexp.record.record import Record, Row
-from dpexp.record.steps import Steps, present, spread
+from dpexp.record.record import Record
+from dpexp.record.steps import Steps, present, spread, usual_steps
 from dpexp.record.traffic import Move
 
 CATEGORIES = ("parameters", "buffers", "gradients", "optimizer", "activations", "peak", "reserved")
@@ -46,12 +40,16 @@ class RecordView:
     @cached_property
     def by_rows(self) -> dict[int, list[float]]:
         """{rows of the batch: times of its measured steps}"""
-        return step_times.steps_by_rows(self.record)
+        times: defaultdict[int, list[float]] = defaultdict(list)
+        for rows, time in zip(self.record.steps["samples"], self.record.steps["time_ms"], strict=False):
+            if rows is not None and time is not None:  # its journal line is not lost
+                times[rows].append(time)
+        return dict(times)
 
     @cached_property
     def usual(self) -> Steps | None:
         """The measured steps of the most frequent batch size, which the step time is of."""
-        return step_times.usual_steps(self.by_rows)
+        return usual_steps(self.by_rows)
 
     @property
     def usual_times(self) -> list[float]:
@@ -64,7 +62,14 @@ class RecordView:
 
     @property
     def wall_samples_per_s(self) -> float | None:
-        return step_times.wall_samples_per_s(self.record)
+        """The rows of all measured steps over their wall time; None if a step lacks it.
+
+        Records of programs, and of versions that did not measure it, have none.
+        """
+        samples, wall = self.record.steps["samples"], self.record.steps.get("wall_ms", [])
+        known = [ms for rows, ms in zip(samples, wall, strict=False) if rows is not None and ms is not None]
+        total = math.fsum(known)
+        return 1000 * sum(present(samples)) / total if total and len(known) == len(present(samples)) else None
 
     @cached_property
     def slow_start(self) -> int:
@@ -204,80 +209,63 @@ class RecordView:
         is_largest = self.largest is not None and group.rows == self.largest.rows
         return traffic.moves(self.record, group, is_largest) if self._is_traffic_known else []
 
-    @cached_property
-    def bytes_moved(self) -> dict[str, int] | None:
-        """{forward and backward: bytes over all devices} of that step; None where it is not known."""
-        if not self._is_traffic_known:
-            return None
-        found = {"forward": 0, "backward": 0}
-        for move in self.moves:
-            found["backward" if move.is_backward else "forward"] += move.bytes
-        return found
+    @property
+    def bytes_moved(self) -> int | None:
+        """The bytes of these moves; None where it is not known what moves."""
+        return sum(move.bytes for move in self.moves) if self._is_traffic_known else None
 
     @cached_property
     def bytes_by_phase(self) -> dict[str, int]:
         """{phase: the bytes that it moves in that step}"""
         return traffic.by_phase(self.moves)
 
-    # --- memory and work ---
+    # --- memory and work, of one observed step ---
 
     @cached_property
     def memory_bytes(self) -> dict[str, int]:
-        """{category: bytes of the device that has most of it} in the observed step."""
-        return _memory_bytes(self.record.memory_use)
+        """{category: bytes of the device that has most of it}"""
+        rows = self.record.memory_use
+        sizes = {key: [row[key] for row in rows if key in row] for key in CATEGORIES}
+        return {key: max(found) for key, found in sizes.items() if found}
 
     @cached_property
     def flops(self) -> dict[str, int]:
-        """{forward and backward: floating-point operations} of the observed step."""
-        return _flops(self.record.work)
+        """{forward and backward: floating-point operations}, without zeros."""
+        return {name: count for name, count in self.record.work.get("flops", {}).items() if count}
 
     @property
     def flops_per_s(self) -> float | None:
-        return _per_second(self.record.work, sum(self.flops.values()), self.usual)
+        return self._per_second(sum(self.flops.values()))
 
     @property
     def tokens_per_s(self) -> float | None:
-        return _per_second(self.record.work, self.record.work.get("tokens") or 0, self.usual)
+        return self._per_second(self.record.work.get("tokens") or 0)
+
+    def _per_second(self, amount: float) -> float | None:
+        """The amount of the observed step over the step time; None for a step of other batches."""
+        if (
+            not amount
+            or not self.usual
+            or not self.usual.median
+            or self.record.work.get("rows") != self.usual.rows
+        ):
+            return None
+        return float(amount / (self.usual.median / 1000))
 
     @property
     def peak_share(self) -> float | None:
         """The FLOP/s as a share of the machine's peak."""
-        return _peak_share(self.record.work, self.flops_per_s)
+        peak, rate = self.record.work.get("peak"), self.flops_per_s
+        if rate is None or not peak:
+            return None
+        return rate / (float(peak["flops_per_s"]["max"]) * int(peak["devices"]))
 
     @property
     def joules_per_step(self) -> float | None:
-        return _joules_per_step(self.record.work)
-
-
-def _memory_bytes(memory_use: Iterable[Row]) -> dict[str, int]:
-    """{category: bytes of the device that has most of it}."""
-    rows = list(memory_use)
-    by_category = {key: [row[key] for row in rows if key in row] for key in CATEGORIES}
-    return {key: max(sizes) for key, sizes in by_category.items() if sizes}
-
-
-def _flops(work: Row) -> dict[str, int]:
-    """{forward or backward: the floating-point operations of a step}, without zeros."""
-    return {name: count for name, count in work.get("flops", {}).items() if count}
-
-
-def _per_second(work: Row, amount: float, usual: Steps | None) -> float | None:
-    """The amount of the observed step divided by the step time; None for a step of other batches."""
-    is_same = usual is not None and usual.median and work.get("rows") == usual.rows
-    return float(amount / (usual.median / 1000)) if amount and usual is not None and is_same else None
-
-
-def _peak_share(work: Row, flops_per_s: float | None) -> float | None:
-    """The FLOP/s as a share of the machine's peak."""
-    peak = work.get("peak")
-    if flops_per_s is None or not peak:
-        return None
-    return flops_per_s / (float(peak["flops_per_s"]["max"]) * int(peak["devices"]))
-
-
-def _joules_per_step(work: Row) -> float | None:
-    """Energy of the measured steps, all that runs there included, divided by their number."""
-    energy = work.get("energy")
-    if not energy or not energy["steps"]:
-        return None
-    return float(sum(energy["joules"].values())) / int(energy["steps"])
+        """Energy of the measured steps, all that runs there included, divided by their number."""
+        energy = self.record.work.get("energy")
+        return (
+            float(sum(energy["joules"].values())) / int(energy["steps"])
+            if energy and energy["steps"]
+            else None
+        )

@@ -74,7 +74,7 @@ def _figures(summaries: Sequence[RunSummary]) -> Columns:
         values = [summary.figures.get(figure.name) for summary in summaries]
         numbers = [value["median"] if figure.is_sampled and value else value for value in values]
         columns[figure.title] = [
-            figure.unknown if number is None else units.text(number, figure.unit) for number in numbers
+            "-" if number is None else units.text(number, figure.unit) for number in numbers
         ]
         if figure.is_sampled:
             columns["spread"] = [

@@ -145,7 +145,7 @@ def _text(cell: Cell, figure: Figure, baseline: Cell) -> str:
         return "baseline" if cell is baseline else _speed_up(cell.speed_up(baseline))
     if figure.name == "efficiency":
         return units.text(cell.efficiency(baseline), figure.unit)
-    if figure.name == "peak_memory":
+    if figure.name == "peak_bytes":
         return _memory(cell)
     number = cell.number(figure)
     if number is not None and figure.is_sampled:
@@ -156,7 +156,7 @@ def _text(cell: Cell, figure: Figure, baseline: Cell) -> str:
 
 def _number(number: float | None, figure: Figure) -> str:
     if number is None:
-        return figure.unknown
+        return "-"
     return f"{number:.4g}" if figure.name == "metrics" else units.text(number, figure.unit)
 
 

@@ -70,7 +70,7 @@ CLAIMS = [
     ),
     Claim(
         "What moves to the accelerator and back does not grow with the table.",
-        "moved_bytes",
+        "bytes_moved",
         "dense-1000000",
         "==",
         against="dense-1000",
@@ -106,7 +106,7 @@ CLAIMS = [
 ANSWER = (
     "With dense gradients a table of a million rows takes {ratio step_ms dense-1000000 dense-1000} the time of one of a "
     "thousand, with sparse ones {ratio step_ms sparse-1000000 sparse-1000}; what moves to the accelerator and back is "
-    "{value moved_bytes sparse-1000000} a step, whatever the table's size. With a table of 4 GB the process's peak is "
+    "{value bytes_moved sparse-1000000} a step, whatever the table's size. With a table of 4 GB the process's peak is "
     "{value peak_bytes large-16000000}, and its set-up, verified, takes {value samples:setup large-16000000} the time of making "
     "the table."
 )
@@ -115,7 +115,7 @@ COLUMNS = (
     "phase_ms:embedding",
     "phase_ms:backward",
     "phase_ms:optimizer",
-    "moved_bytes",
+    "bytes_moved",
     "parameter_bytes",
     "peak_bytes",
     "samples:setup",

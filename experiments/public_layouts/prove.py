@@ -68,7 +68,7 @@ def record_of_run(cell: Cell) -> records.Record:
         has_ended = forked_ranks.run(cell.ranks, lambda: run(cell, home), home, PATIENCE_S)
         refused, written = home / "refused", list(home.glob("runs/*/record.json"))
         if written and has_ended:
-            return records.read_record(written[0])
+            return records.Record.load(written[0])
         if refused.exists():
             return records.without_run(cell, "ConfigError", refused.read_text())
         printed = (home / "printed-0").read_text()[-1500:]

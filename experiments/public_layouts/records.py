@@ -10,7 +10,6 @@ from pathlib import Path
 
 from dpexp.config.run_config import config_digest, known_options
 from dpexp.record.record import Record
-from dpexp.study.experiment.records import read_record
 from experiments.public_layouts.cells import HERE, ROOT, VERSIONS, Cell
 
 RECORDS = HERE / "records"
@@ -34,7 +33,7 @@ def path_of(cell: Cell) -> Path:
 def record_of(cell: Cell) -> Record | None:
     """The committed Record of a cell, if it has one."""
     path = path_of(cell)
-    return read_record(path) if path.is_file() else None
+    return Record.load(path) if path.is_file() else None
 
 
 def write(cell: Cell, record: Record) -> None:

@@ -49,7 +49,7 @@ CLAIMS = [
         against="whole",
     ),
     Claim(
-        "Three wrapped blocks move more than the whole model.", "moved_bytes", "all-three", ">", 1.1, "whole"
+        "Three wrapped blocks move more than the whole model.", "bytes_moved", "all-three", ">", 1.1, "whole"
     ),
     Claim(
         "A step of one wrapped block takes less time than one of the whole model wrapped.",
@@ -81,11 +81,11 @@ CLAIMS = [
 ANSWER = (
     "Wrapping block2 alone copies {value replicated_bytes block2} a step where the whole model copies "
     "{value replicated_bytes whole}, and its step takes {ratio step_ms block2 whole} of the whole model's; wrapping each "
-    "block by itself moves {ratio moved_bytes all-three whole} the bytes and takes {ratio step_ms all-three whole} the time."
+    "block by itself moves {ratio bytes_moved all-three whole} the bytes and takes {ratio step_ms all-three whole} the time."
 )
 COLUMNS = (
     "step_ms",
-    "moved_bytes",
+    "bytes_moved",
     "replicated_bytes",
     "phase_ms:replicate",
     "phase_ms:parallel_apply",

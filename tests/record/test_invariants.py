@@ -8,7 +8,7 @@ from engine_runs import recorded
 from invariants import broken
 
 from dpexp.config.run_config import RunConfig
-from dpexp.study.experiment.records import read_record
+from dpexp.record.record import Record
 
 COMMITTED = sorted({path.parent for path in ROOT.glob("experiments/*/records/**/*.json")})
 
@@ -30,7 +30,7 @@ def test_a_run_of_each_strategy_keeps_them(
 )
 def test_committed_records_keep_them(folder: Path) -> None:
     for path in folder.glob("*.json"):
-        assert broken(read_record(path)) == [], path
+        assert broken(Record.load(path)) == [], path
 
 
 def test_a_record_that_breaks_them_is_named(dpexp_home: Path) -> None:

@@ -10,7 +10,7 @@ import torch
 from command_lines import ROOT
 
 from dpexp import devices
-from dpexp.study.experiment.records import parse_record
+from dpexp.record.record import Record
 
 WAYS = ROOT / "experiments" / "hybrid_speed" / "ways.py"
 
@@ -71,7 +71,7 @@ def test_the_program_prints_a_record_of_what_it_measured(
     metrics = {"sparse_ms": [1.0, 3.0], "serial_over_sparse": [1.0, 1.1]}
     monkeypatch.setattr(program, "figures", lambda rows, hidden: metrics)
     program.main(1000, "linear")
-    record = parse_record(capfd.readouterr().out)
+    record = Record.from_json(capfd.readouterr().out)
     assert (record.status, record.name) == ("finished", "linear-1000")
     used = devices.accelerators()
     assert record.execution == ("real" if used else "virtual")

@@ -8,16 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from dpexp import live
 from dpexp.config.factories.factory import Factory
-from dpexp.config.options import flag_name, option_fields, spec_options
+from dpexp.config.options import flag_name, spec_options
 from dpexp.config.run_config import RunConfig
 from dpexp.data.registry import LOSSES, METRICS, SOURCES, VALIDATION_SOURCES
 from dpexp.models.registry import MODELS
-from dpexp.record.record import Row
-from dpexp.record.redact import Verbatim, redact
 from dpexp.training.optimizer_names import OPTIMIZERS
 
 
@@ -71,14 +68,6 @@ class Reference:
         path = self.factory.module.replace(".", "/")
         return (f"{path}.py", f"{path}/__init__.py")
 
-    @property
-    def recorded(self) -> str:
-        """The text without credentials, which registered names and their options, numbers, do not contain."""
-        if not self.factory.name:
-            return redact(self.text)
-        path = self.factory.argument or ""
-        return self.text.replace(path, redact(path), 1)
-
     def __str__(self) -> str:
         """What a run would do with it."""
         option = f"{self.flag} {self.text}"
@@ -100,23 +89,3 @@ def references(config: RunConfig, found: Mapping[str, Factory] | None = None) ->
         for name in spec_options(type(part))
         if (spec := getattr(part, name))
     ]
-
-
-def recorded_config(config: RunConfig, named: list[Reference]) -> Row:
-    """``config.to_dict()`` without credentials, which only labels, user code and paths may contain."""
-    recorded, flat = {"strategy": Verbatim(config.strategy)}, config.to_dict()
-    for part in (config, config.options):
-        for field in (each for each in option_fields(type(part)) if each.name in flat):
-            value = flat[field.name]
-            if field.metadata["role"] == "label" and value != field.default:
-                value = redact(value)
-            texts = {each.text: each.recorded for each in named if each.option == field.name}
-            recorded[field.name] = _verbatim(value, texts)
-    return recorded
-
-
-def _verbatim(value: Any, texts: Mapping[str, str]) -> Any:
-    """The value; its texts as ``texts`` has them, and from then on as they are."""
-    if isinstance(value, list):
-        return [_verbatim(item, texts) for item in value]
-    return Verbatim(texts.get(value, value)) if isinstance(value, str) else value

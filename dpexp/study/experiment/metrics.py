@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from dpexp.config.errors import ConfigError, unknown
-from dpexp.record.figures import At, Figure, figures
+from dpexp.record.batches import parameter_bytes, replicated_bytes
+from dpexp.record.figures import FIGURES, Figure
 from dpexp.record.steps import present, spread, typical
-from dpexp.record.view import RecordView
 from dpexp.report import units
 from dpexp.report.units import call_texts
 from dpexp.study.experiment.records import MeasuredRun
@@ -30,29 +30,29 @@ class Metric:
 
 
 def _of_figure(figure: Figure) -> Metric:
-    """A figure of the registry; the argument is the key of one that has several."""
-    is_timed = figure.is_sampled or figure.varies
+    """A figure that reports show, too."""
 
-    def of(run: MeasuredRun, key: str) -> Any:
-        value = _value(figure, run.view, key)
-        if value is None:
-            return [] if is_timed else math.nan
-        return [float(value)] if figure.varies else value
+    def of(run: MeasuredRun, _: str) -> Any:
+        value = figure.of(run.view) if figure.is_sampled else figure.number(run.view)
+        return math.nan if value is None else value
 
-    return Metric(figure.title, of, lambda value: units.text(value, figure.unit), is_timed)
+    return Metric(figure.title, of, lambda value: units.text(value, figure.unit), figure.is_sampled)
 
 
-def _value(figure: Figure, view: RecordView, key: str) -> Any:
-    """The figure at its key, without a key all of it; None where it is not known."""
-    found = figure.of(view)
-    if not isinstance(found, Mapping):
-        return found
-    if not key and not figure.is_sampled:
-        return figure.number(view)
-    try:
-        return found[key]
-    except KeyError:
-        return None
+def _sample_us(run: MeasuredRun, _: str) -> list[float]:
+    usual = run.view.usual
+    return [] if usual is None else [1000 * ms / usual.rows for ms in usual.times]
+
+
+def _peak(run: MeasuredRun, device: str) -> list[float]:
+    """One number, which is another in each run."""
+    memory = run.record.memory
+    return [float(memory[device])] if device in memory else [] if device else [float(max(memory.values()))]
+
+
+def _error(run: MeasuredRun, kind: str) -> float:
+    errors = run.view.errors
+    return errors.get(f"{kind}_error", math.nan) if kind else max(errors.values(), default=math.nan)
 
 
 def _split(run: MeasuredRun, _: str) -> str:
@@ -105,7 +105,15 @@ def _yes(verified: bool | None) -> str:
 
 
 METRICS: Mapping[str, Metric] = {
-    **{figure.name: _of_figure(figure) for figure in figures(At.CLAIM)},
+    **{figure.name: _of_figure(figure) for figure in FIGURES},
+    "sample_us": Metric("time per sample", _sample_us, lambda us: units.ms(us / 1000), True),
+    "phase_ms": Metric("{}", lambda run, name: run.view.phase_samples.get(name, []), units.ms, True),
+    "parameter_bytes": Metric("parameters", lambda run, _: parameter_bytes(run.record), units.size),
+    "replicated_bytes": Metric(
+        "copied to replicas a step", lambda run, _: replicated_bytes(run.record), units.size
+    ),
+    "peak_bytes": Metric("peak memory of {}", _peak, units.size, True),
+    "error": Metric("error of {}s", _error, units.error),
     "time_ms": Metric("{}", lambda run, name: _metric(run, f"{name}_ms"), units.ms, True),
     "wall_s": Metric(
         "whole process",

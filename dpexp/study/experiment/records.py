@@ -1,12 +1,10 @@
 """The Records of an experiment's runs by name: ``CELL.rN`` is the run of cell CELL in round N."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from dpexp.config.errors import ConfigError
 from dpexp.config.names import cell_title
 from dpexp.config.strategy_registry import REFERENCE
 from dpexp.record.record import Record, Row
@@ -90,20 +88,4 @@ def machine_kind(records: Mapping[str, Record]) -> str:
 
 def run_records(folder: Path) -> dict[str, Record]:
     """{name of the run: Record} of a folder's files ``CELL.rN.json``, by name."""
-    return {path.stem: read_record(path) for path in sorted(folder.glob("*.r[0-9]*.json"))}
-
-
-def read_record(path: Path) -> Record:
-    """The Record of a JSON file. Raises ConfigError for any other file, JournalError for a newer Record."""
-    try:
-        return parse_record(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}: not a Record: {error}") from None
-
-
-def parse_record(text: str | bytes) -> Record:
-    """The Record in a JSON text. Raises ValueError for any other text, JournalError for a newer Record."""
-    data = json.loads(text)
-    if not isinstance(data, dict) or "run_id" not in data:
-        raise ValueError("it has no run_id")
-    return Record.from_dict(data)
+    return {path.stem: Record.load(path) for path in sorted(folder.glob("*.r[0-9]*.json"))}

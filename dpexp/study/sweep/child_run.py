@@ -14,7 +14,6 @@ from pathlib import Path
 from dpexp.config.process import ROOT, c_library, end_with_parent, python_path
 from dpexp.record.record import Record, Row
 from dpexp.record.redact import redact
-from dpexp.study.experiment.records import parse_record
 
 CODE = """
 import json, sys
@@ -55,7 +54,7 @@ def run_command(command: Sequence[str], environ: Mapping[str, str], stdin: str =
     done = run_process(command, input=stdin, env=os.environ | dict(environ))
     record = None
     with contextlib.suppress(ValueError):  # it printed something else, or nothing
-        record = parse_record(done.stdout)
+        record = Record.from_json(done.stdout)
     return ChildRun(record, _error(done))
 
 

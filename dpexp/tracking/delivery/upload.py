@@ -12,7 +12,7 @@ from typing import Any
 from dpexp.config import names
 from dpexp.record.files import JournalError
 from dpexp.record.journal import COMPARISON, JOURNAL, RECORD, is_open
-from dpexp.record.record import Record, load_closed
+from dpexp.record.record import Record, finish
 from dpexp.record.view import RecordView
 from dpexp.tracking.content import content, speed_ups
 from dpexp.tracking.content.points import JournalPoints
@@ -177,7 +177,8 @@ class Upload:
     def _facts(self) -> Delivery:
         if is_open(self.journal):
             raise StoreError(f"run {self.folder.name} has not ended: its process still writes the journal")
-        record = load_closed(self.folder)
+        has_record = (self.folder / RECORD).exists()
+        record = Record.load(self.folder) if has_record else finish(self.journal)
         view = RecordView(record)
         self.advance()
         run = self.attach()

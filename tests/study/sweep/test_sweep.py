@@ -13,7 +13,7 @@ from dpexp.config.errors import ConfigError
 from dpexp.engine.facts.environment import lock
 from dpexp.record.record import Record
 from dpexp.study.experiment.experiment import Experiment, load_experiment
-from dpexp.study.experiment.records import measured_runs, read_record, run_records, speed_ups
+from dpexp.study.experiment.records import measured_runs, run_records, speed_ups
 from dpexp.study.sweep.sweep import CompletedRun, Sweep, plan_runs
 
 pytestmark = pytest.mark.usefixtures("forked_child_runs")
@@ -196,7 +196,7 @@ def test_resume_runs_what_failed_and_publish_replaces_the_records(
     names = Counter(run.name for run in swept.runs_of(newest(experiment)))
     assert names["single.r1"] == names["quick.r2"] == 1, "those that had ended are kept"
     (published,) = experiment.records.iterdir()
-    records = [read_record(path) for path in published.iterdir()]
+    records = [Record.load(path) for path in published.iterdir()]
     assert {record.name for record in records} == {run.name for run in plan_runs(experiment)}
 
 
