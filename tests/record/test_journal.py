@@ -134,7 +134,8 @@ def test_a_journal_is_open_until_its_writer_dies_whatever_it_has_forked(runs: Pa
         "started = os.pipe()\n"
         "if not (child := os.fork()):\n"
         "    os.write(started[1], b'1'); os.close(1); os.close(2); os.read(0, 1); os._exit(0)\n"
-        "j.extend({'steps.loss': [9.0]}); os.read(started[0], 1); print(child, flush=True); os.read(started[0], 1)"
+        "j.extend({'steps.loss': [9.0]}); os.read(started[0], 1)\n"
+        "print(child, flush=True); os.read(started[0], 1)"
     )
     writer = in_process(code, runs)
     assert writer.stdin is not None
