@@ -34,22 +34,14 @@ Found = tuple[str, str] | None
 
 ENOUGH = 8
 """Fewer steps do not show how step time grows, or that some of them are slow."""
-SMALL = 0.10
-"""Copies that take a smaller share of a step are not reported."""
 TINY_MS = 1.0
 """A replica that computes for longer than this is not dominated by Python."""
-FIXED = 0.75
-"""Fixed costs are reported if at least this share of a step does not depend on its rows."""
 HOST_BYTES_PER_MS = 1e7
 """A host streams about 10 GB/s from one thread: a dense update of 256 MB, in three passes, takes 80 ms."""
 UNBALANCED = 1.3
 """A rank's time or a device's memory is unbalanced from this many times the others' median."""
 LEAST_MS, LEAST_BYTES = 0.5, 1_000_000
 """Smaller differences come from the scheduler and the allocator, not from the layout."""
-EXPOSED = 0.25
-"""An all-reduce is reported where at least this share of a step is not overlapped."""
-LOST = 0.05
-"""Interruptions are reported if they take this share of the time."""
 
 
 @dataclass(frozen=True)
@@ -122,10 +114,10 @@ def passed_through(view: RecordView) -> Found:
 
 @finding("copying parameters", needs="phases")
 def replicate(view: RecordView) -> Found:
-    """Copying the parameters to the replicas in every forward takes a large part of a step."""
+    """Copying the parameters to the replicas in every forward takes more than 10% of a step."""
     phases, moved = _phases(view), replicated_bytes(view.record)
     phase = phases.get("replicate")
-    if phase is None or phase.share <= SMALL or not moved:
+    if phase is None or phase.share <= 0.10 or not moved:
         return None
     targets = len({device for row in view.record.device_map for device in row["replicas"]})
     computing = phases.get("parallel_apply")
@@ -173,7 +165,7 @@ def _replicas_ms(view: RecordView) -> float | None:
 
 
 def _independent_of_rows(view: RecordView) -> Found:
-    """By the line through the run's smallest and largest batches, one at least twice the other."""
+    """Three quarters of a step are fixed costs, by the line through the smallest and largest batches."""
     medians = {rows: statistics.median(ms) for rows, ms in view.by_rows.items() if len(ms) >= ENOUGH}
     few, many = min(medians, default=0), max(medians, default=0)
     replicas = {len(group.split) for group in view.batches if group.rows in (few, many)}
@@ -181,7 +173,7 @@ def _independent_of_rows(view: RecordView) -> Found:
         return None
     at_no_rows = (medians[few] * many - medians[many] * few) / (many - few)
     fixed = min(1.0, at_no_rows / medians[many])
-    if fixed < FIXED:
+    if fixed < 0.75:
         return None
     return (
         f"Fixed costs dominate: a step of {plural(few, 'row')} takes {units.ms(medians[few])}, a step of "
@@ -278,12 +270,12 @@ def straggler(view: RecordView) -> Found:
 
 @finding("all-reduce that nothing overlaps", needs="phases")
 def exposed_allreduce(view: RecordView) -> Found:
-    """The all-reduce continues long after backward has computed all gradients."""
+    """The all-reduce continues for a quarter of a step after backward has computed all gradients."""
     phases, step_ms = _phases(view), view.timed_ms
     if not {"allreduce", "overlap"} <= phases.keys():
         return None
     exposed = phases["allreduce"].median - phases["overlap"].median
-    if exposed < max(LEAST_MS, EXPOSED * step_ms):
+    if exposed < max(LEAST_MS, 0.25 * step_ms):
         return None
     sent = sum(row["bytes"] for row in view.record.device_map if row["kind"] == "parameter")
     return (
@@ -351,13 +343,14 @@ def _change(view: RecordView) -> Found:
 
 
 def _interruptions(view: RecordView) -> Found:
+    """Single long steps cost 5% of the time."""
     times, skipped = view.usual_times, view.slow_start
     if len(times) < 4 * ENOUGH:
         return None
     limit, median = outlier_limit(times), statistics.median(times)
     slow = [number for number, ms in enumerate(times) if ms > limit and number >= skipped]
     lost = sum(times[number] - median for number in slow) / sum(times)
-    if not slow or lost < LOST:
+    if not slow or lost < 0.05:
         return None
     which = ", ".join(map(str, slow[:3])) + (" …" if len(slow) > 3 else "")
     return (
