@@ -40,7 +40,7 @@ def list_(
 ) -> None:
     """List all runs, the newest first.
 
-    A narrow terminal gets shorter ids and names, and fewer columns; --json has all.
+    A narrow terminal gets fewer columns, then shorter ids; where the output is piped, nothing is cut.
     """
     from dpexp.record.runs import summaries
     from dpexp.report import listing, terminal
@@ -58,7 +58,7 @@ def list_(
         say(json.dumps(rows))
     elif known:
         ids = [summary.run_id for summary in every]
-        listed = listing.runs(known, states, width=terminal.terminal_width(piped=80), ids=ids)
+        listed = listing.runs(known, states, width=terminal.terminal_width(), ids=ids)
         say(terminal.encodable(listed))
     else:
         say(f"no run yet in {runs}: {command('run')} hybrid makes one", err=True)

@@ -23,7 +23,7 @@ class At(Flag):
     """Where a figure is shown."""
 
     TERMINAL = auto()
-    """The head of a run's report, and so of its page and of MLflow's note."""
+    """The line of rates and losses at the head of a run's report, and so of MLflow's note."""
     SUMMARY = auto()
     """The ``summary`` of the Record."""
     METRIC = auto()
@@ -108,8 +108,8 @@ def _nonfinite(view: RecordView) -> dict[str, dict[str, int]]:
     return flags
 
 
-_RATE, _SINGLE = At.TERMINAL | At.SUMMARY | At.ROWS, At.SUMMARY | At.METRIC
-_STEP = _RATE | At.COLUMN | At.LIST | At.TABLE
+_SHOWN, _SINGLE = At.SUMMARY | At.ROWS, At.SUMMARY | At.METRIC
+_RATE, _STEP = _SHOWN | At.TERMINAL, _SHOWN | At.COLUMN | At.LIST | At.TABLE
 FIGURES = (
     Figure("step_ms", "step", "ms", lambda view: view.usual_times, _STEP, is_sampled=True),
     Figure("steps", "steps", "", lambda view: len(view.usual_times), At.ROWS, of_runs=sum),
@@ -129,11 +129,10 @@ FIGURES = (
     Figure("activation_bytes", "activations", "B", lambda view: view.memory_bytes.get("activations"),
            At.METRIC | At.ROWS, of_runs=largest),
     Figure("flops", "FLOPs", "FLOP", lambda view: view.flops, At.SUMMARY),
-    Figure("flops_per_s", "FLOP/s", "FLOP/s", lambda view: view.flops_per_s, _RATE | At.METRIC),
-    Figure("peak_share", "share of the peak", "share", lambda view: view.peak_share, _SINGLE),
+    Figure("flops_per_s", "FLOP/s", "FLOP/s", lambda view: view.flops_per_s, _SHOWN | At.METRIC),
+    Figure("peak_share", "share of the peak", "share", lambda view: view.peak_share, _SINGLE | At.TERMINAL),
     Figure("tokens_per_s", "tokens/s", "", lambda view: view.tokens_per_s, _SINGLE),
     Figure("joules_per_step", "energy a step", "J", lambda view: view.joules_per_step, _SINGLE),
-    Figure("verification", "errors", "error", lambda view: view.errors, At.TERMINAL),
     Figure("max_error", "largest error", "error", lambda view: view.errors, At.COLUMN, digits=2),
     Figure("gradient_error", "gradient error", "error", lambda view: view.errors.get("gradient_error"),
            At.TABLE | At.ROWS, of_runs=largest),

@@ -23,29 +23,33 @@ def summary(
     full: bool = False,
     stream: TextIO | None = None,
 ) -> str:
-    """The report of a run as text for a stream (default: stdout), ``width`` columns wide.
+    """The report of a run as text for a stream (default: stdout), by default as wide as its terminal.
 
-    By default it is as wide as the stream's terminal. Without ``full``, its long sections are cut to ten
-    lines. ``color`` selects ANSI colours, by default where the stream is a terminal; NO_COLOR overrides it.
+    Without ``full``, its long sections are cut. ``color`` selects ANSI colours, by default where the stream
+    is a terminal; NO_COLOR overrides it.
     """
-    from dpexp.report import sections, terminal
+    from dpexp.report.sections import sections
+    from dpexp.report.terminal import terminal_text
 
-    found = sections.sections(record, full=full)
-    return terminal.terminal_text(found, width=width, color=color, stream=stream)
+    found = sections(RecordView.of(record), full=full)
+    return terminal_text(found, width=width, color=color, stream=stream)
 
 
 def note(record: Record | RecordView) -> str:
     """The short report in Markdown, for ``mlflow.note.content``."""
-    from dpexp.report import markdown, sections
+    from dpexp.report.markdown import code_table, markdown_text
+    from dpexp.report.sections import sections
 
-    return markdown.markdown_text(sections.sections(record), markdown.columns)
+    return markdown_text(sections(RecordView.of(record)), code_table)
 
 
 def html(record: Record | RecordView) -> str:
     """The report and the timeline as one self-contained HTML fragment: a notebook's rich display."""
-    from dpexp.report import page
+    from dpexp.report.page import fragment
+    from dpexp.report.timeline import timeline_steps, typical_step
 
-    return page.fragment(RecordView.of(record))
+    view = RecordView.of(record)
+    return fragment(view, typical_step(view, timeline_steps(view)))
 
 
 def write_files(record: Record | RecordView, folder: Path) -> list[Path]:
@@ -54,22 +58,22 @@ def write_files(record: Record | RecordView, folder: Path) -> list[Path]:
     Returns the files written. A file for which the Record has no data (a run that failed early) is left out.
     The folder is created if missing.
     """
-    from dpexp.report import chrome_trace, page, style, timeline
+    from dpexp.report.chrome_trace import chrome_trace
     from dpexp.report.figures import layout_figure, phases_figure
+    from dpexp.report.page import timeline_page
+    from dpexp.report.style import png
+    from dpexp.report.timeline import timeline_steps, typical_step
 
-    figures, texts, view = {}, {}, RecordView.of(record)
-    record = view.record
-    if record.timeline:
-        steps = timeline.steps(view)
-        texts["timeline.html"] = page.timeline_page(view, steps)
-        texts["trace.json"] = json.dumps(chrome_trace.events(record, steps), separators=(",", ":"))
-    if record.phases:
-        figures["phases.png"] = phases_figure(view)
-    if record.device_map:
-        figures["layout.png"] = layout_figure(view)
+    view = RecordView.of(record)
     folder.mkdir(parents=True, exist_ok=True)
-    for name, figure in figures.items():
-        style.save_png(figure, folder / name)
-    for name, text in texts.items():
-        (folder / name).write_text(text, encoding="utf-8", errors="backslashreplace")
-    return [folder / name for name in (*figures, *texts)]
+    contents = {}
+    steps = timeline_steps(view)
+    if (step := typical_step(view, steps)) is not None:
+        trace = json.dumps(chrome_trace(view.record, steps), separators=(",", ":"))
+        contents = {"timeline.html": timeline_page(view, step).encode(), "trace.json": trace.encode()}
+    for name, figure in {"phases.png": phases_figure(view), "layout.png": layout_figure(view)}.items():
+        if figure is not None:
+            contents[name] = png(figure)
+    for name, content in contents.items():
+        (folder / name).write_bytes(content)
+    return [folder / name for name in contents]

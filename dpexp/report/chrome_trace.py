@@ -7,42 +7,40 @@ the format is described at https://docs.google.com/document/d/1CvAClvFfyA5R-PhYU
 from typing import Any
 
 from dpexp.record.record import Record, Row
-from dpexp.report import units
 from dpexp.report.timeline import Bar, TimelineStep
 
 STEPS = 0
 """The process of the steps; the devices' processes follow."""
 
 
-def events(record: Record, steps: list[TimelineStep]) -> dict[str, Any]:
-    """The trace as one JSON object: the steps first, then the devices with their lanes."""
+def chrome_trace(record: Record, steps: list[TimelineStep]) -> dict[str, Any]:
+    """The trace as one JSON object: the steps, and the devices with their lanes."""
     processes: dict[str, int] = {}
-    threads: dict[str, int] = {}
+    threads: dict[tuple[str, int], int] = {}
     found: list[Row] = [_name("process_name", STEPS, 0, f"{record.name or record.run_id}: steps")]
     for step in steps:
-        name = f"step {step.number}"
-        found.append(_complete(name, "step", (STEPS, 0), step.start, step.ms, {"rows": step.rows}))
-        for lane in (lane for lane in step.lanes if lane.bars):
-            if lane.device not in processes:
-                processes[lane.device] = len(processes) + 1
-                found.append(_name("process_name", processes[lane.device], 0, lane.device))
-            for number, level in enumerate(lane.levels, 1):
-                name = lane.name + (f" ({number})" if number > 1 else "")
-                is_new = name not in threads
-                place = (processes[lane.device], threads.setdefault(name, len(threads)))
-                if is_new:
-                    found.append(_name("thread_name", *place, name))
-                found += [
-                    _complete(bar.name, bar.phase, place, step.start + bar.start, bar.ms, _details(bar))
-                    for bar in level
-                ]
-    facts = {"run_id": record.run_id, "strategy": record.strategy, "execution": record.execution}
-    return {"traceEvents": found, "displayTimeUnit": "ms", "otherData": facts}
+        facts = {"rows": step.rows}
+        found.append(_complete(f"step {step.number}", "step", STEPS, 0, step.start, step.ms, facts))
+        for lane in step.lanes:
+            for number, level in enumerate(lane.levels):
+                if lane.device not in processes:
+                    processes[lane.device] = len(processes) + 1
+                    found.append(_name("process_name", processes[lane.device], 0, lane.device))
+                process, key = processes[lane.device], (lane.name, number)
+                if key not in threads:
+                    threads[key] = len(threads)
+                    found.append(_name("thread_name", process, threads[key], lane.name))
+                for bar in level:
+                    start = step.start + bar.start
+                    place = process, threads[key]
+                    found.append(_complete(bar.name, bar.phase, *place, start, bar.ms, _details(bar)))
+    run = {"run_id": record.run_id, "strategy": record.strategy, "execution": record.execution}
+    return {"traceEvents": found, "displayTimeUnit": "ms", "otherData": run}
 
 
-def _complete(name: str, kind: str, place: tuple[int, int], start: float, ms: float, args: Row) -> Row:
+def _complete(name: str, kind: str, process: int, thread: int, start: float, ms: float, args: Row) -> Row:
     times = {"ts": round(1000 * start, 3), "dur": round(1000 * ms, 3)}
-    return {"name": name, "cat": kind, "ph": "X", "pid": place[0], "tid": place[1], **times, "args": args}
+    return {"name": name, "cat": kind, "ph": "X", "pid": process, "tid": thread, **times, "args": args}
 
 
 def _name(what: str, process: int, thread: int, name: str) -> Row:
@@ -50,11 +48,5 @@ def _name(what: str, process: int, thread: int, name: str) -> Row:
 
 
 def _details(bar: Bar) -> Row:
-    details = {
-        "device": bar.device,
-        "replica": bar.replica,
-        "inputs": units.repeated(map(units.shape, bar.inputs), ", ") or None,
-        "outputs": units.repeated(map(units.shape, bar.outputs), ", ") or None,
-        "bytes": bar.bytes,
-    }
-    return {key: value for key, value in details.items() if value is not None}
+    names = ("device", "replica", "inputs", "outputs", "bytes")
+    return {name: value for name in names if (value := getattr(bar, name)) not in (None, "")}

@@ -17,26 +17,7 @@ from dpexp.report.section import Section
 
 def next_commands(record: Record) -> Section:
     """Where the run was, and what to do with it next."""
-    commands = [
-        ("look in MLflow", command("ui")),
-        ("show all", f"{command('runs')} show {record.run_id} --full"),
-        ("compare", f"{command('report')} {record.run_id} RUN"),
-    ]
-    lines = _origin(record)
-    if used := live_options(record.config):
-        lines.append(f"its {' and '.join(used)} came from a Python program: run that again to repeat it")
-    else:
-        again = (
-            ("run again", command_of(record)),
-            ("reproduce", f"{command('runs')} reproduce {record.run_id}"),
-        )
-        commands += again
-    return Section("Look further", tuple(lines), commands=tuple(commands))
-
-
-def _origin(record: Record) -> list[str]:
-    """The machine and the commit of a run."""
-    git, env = record.environment.get("git") or {}, record.environment
+    runs, git, env = command("runs"), record.environment.get("git") or {}, record.environment
     machine = [
         env.get("host"),
         env.get("cpu"),
@@ -48,7 +29,19 @@ def _origin(record: Record) -> list[str]:
     if git.get("commit"):
         dirty = ", with uncommitted changes" if git.get("dirty") else ""
         lines.append(f"code: commit {git['commit'][:10]}{dirty}")
-    return lines
+    commands = [
+        ("look in MLflow", command("ui")),
+        ("show all", f"{runs} show {record.run_id} --full"),
+        ("compare", f"{command('report')} {record.run_id} RUN"),
+    ]
+    if used := live_options(record.config):
+        lines.append(f"its {' and '.join(used)} came from a Python program: run that again to repeat it")
+    else:
+        commands += [
+            ("run again", command_of(record)),
+            ("reproduce", f"{runs} reproduce {record.run_id}"),
+        ]
+    return Section("Look further", tuple(lines), commands=tuple(commands))
 
 
 def command_of(record: Record) -> str:

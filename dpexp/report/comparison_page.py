@@ -1,8 +1,6 @@
 """A comparison as files: one page with its tables and figures, and its rows as CSV."""
 
 import base64
-import io
-import warnings
 from math import isfinite
 from pathlib import Path
 
@@ -15,7 +13,6 @@ from dpexp.report import page, style, units
 from dpexp.report.compare import Comparison, Group
 from dpexp.report.data import to_csv
 from dpexp.report.table import comparison_sections, dates, labels, shown_cells
-from dpexp.report.units import is_visible
 
 MOST_FIGURES, MOST_BARS = 4, 24
 _NOISY, _UNKNOWN = "too noisy to divide", "shares not known"
@@ -71,16 +68,10 @@ def _parts(view: RecordView) -> dict[str, float]:
     if view.noise or view.phase_noise:
         return {_NOISY: 1.0}
     found = [phase for phase in (*view.phases, *filter(None, [view.rest])) if phase.depth == 0]
-    return {phase.name: phase.share for phase in found if is_visible(phase) and isfinite(phase.share)} or {
-        _UNKNOWN: 1.0
-    }
+    return {phase.name: phase.share for phase in found if isfinite(phase.share)} or {_UNKNOWN: 1.0}
 
 
 def inline(figure: Figure, name: str) -> str:
     """The figure as a PNG inside the page."""
-    drawn = io.BytesIO()
-    with warnings.catch_warnings():  # a letter that the font has not is drawn as a box
-        warnings.filterwarnings("ignore", "Glyph", UserWarning)
-        figure.savefig(drawn, dpi=110, format="png")
-    data = base64.b64encode(drawn.getvalue()).decode()
+    data = base64.b64encode(style.png(figure)).decode()
     return f'<p><img alt="{in_html(name)}" src="data:image/png;base64,{data}"></p>'

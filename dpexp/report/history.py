@@ -81,5 +81,5 @@ def others(comparisons: Sequence[Related], command: str) -> Section:
         for one, run_id in zip(comparisons[:_MOST], ids, strict=False)
     ]
     columns = ("started", "run", "runs", "configs", "compared")
-    table = Table(columns, tuple(rows), len(comparisons) - len(rows), folds=True)
+    table = Table(columns, tuple(rows), len(comparisons) - len(rows))
     return Section("Other comparisons", (f"to show one: {command} RUN",), table=table)

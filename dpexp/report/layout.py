@@ -1,4 +1,4 @@
-"""The device map as a layout: which modules lie on which device."""
+"""Layout: which modules lie on which device, and the devices of a run in words."""
 
 import math
 from collections import Counter
@@ -24,30 +24,25 @@ class DeviceContents:
     full: Counter[str] = field(default_factory=Counter)
     optimizer: int = 0
 
-    @property
-    def bytes(self) -> int:
-        return self.own.total() + self.copies.total()
-
 
 def places(record: Record) -> list[DeviceContents]:
     """Every device that stores or computes something: the host first, then by index."""
     devices = {*record.devices["used"], record.devices["output"] or "cpu"}
-    devices |= {row["device"] for row in record.shapes} | {_device_of(row) for row in record.device_map}
-    devices |= {device for row in record.device_map for device in row["replicas"]}
+    devices |= {row["device"] for row in record.shapes}
+    for row in record.device_map:
+        devices |= {_device_of(row), *row["replicas"]}
     found = {device: DeviceContents(device) for device in sorted(devices, key=device_order)}
     for row in optimizer_rows(record):
         for device in (_device_of(row), *row["replicas"]):
             found[device].optimizer += row["bytes"]
     for row in model_rows(record):
-        found[_device_of(row)].own[row["module"]] += row["bytes"]
-        found[_device_of(row)].full[row["module"]] += full_bytes(row)
+        place = found[_device_of(row)]
+        place.own[row["module"]] += row["bytes"]
+        place.full[row["module"]] += _full_bytes(row)
         for device in row["replicas"]:
             found[device].copies[row["module"]] += row["bytes"]
-    if (
-        any(device.startswith("cpu of rank ") for device in found)
-        and not found.get("cpu", DeviceContents("")).bytes
-    ):
-        found.pop("cpu", None)  # the ranks have all that hosts have
+    if any(device.startswith("cpu of rank") for device in found) and "cpu" in found and not found["cpu"].own:
+        del found["cpu"]  # its ranks have all that the host has
     return list(found.values())
 
 
@@ -57,12 +52,11 @@ def _device_of(row: Row) -> str:
     return f"cpu of rank {row.get('rank', 0)}" if is_host_shard else str(row["device"])
 
 
-def full_bytes(row: Row) -> int:
+def _full_bytes(row: Row) -> int:
     """The bytes of the full tensor of a row, of which a rank may have a shard."""
     numbers = math.prod(row.get("local_shape") or row["shape"])
-    if "placement" not in row or not numbers:
-        return int(row["bytes"])
-    return int(row["bytes"]) * math.prod(row["shape"]) // numbers
+    size: int = row["bytes"]
+    return size * math.prod(row["shape"]) // numbers if numbers else size
 
 
 def emulation(strategy: str, execution: str, devices: Row) -> str:
@@ -92,7 +86,7 @@ def accelerator_names(record: Record) -> list[str]:
 
 
 def device_order(device: str) -> tuple[int, str, int]:
-    """A sort key: the host, then devices by kind and index, ``cuda:10`` after ``cuda:9``."""
+    """A sort key: the host and its ranks, then devices by kind and index, ``cuda:10`` after ``cuda:9``."""
     host, _, rank = device.partition(" of rank ")
     if rank.isdecimal():
         return (0, host, int(rank))

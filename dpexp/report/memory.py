@@ -1,48 +1,43 @@
-"""Memory and work of the observed step as text, and the costliest operators of the profiled ones."""
+"""Memory, work and operators: what the observed step had and computed, and what its time went to."""
 
+from dpexp.config.alike import listed
 from dpexp.config.ranges import plural
 from dpexp.record.files import PROFILER_TRACE
 from dpexp.record.record import Record, Row
 from dpexp.record.view import CATEGORIES, RecordView
 from dpexp.report import units
+from dpexp.report.section import Section, Table
 
 HEADINGS = {"optimizer": "optimizer state", "peak": "at most at once"}
-NAMED = 6
-"""The most operators that are named as not counted."""
-NAMED_COSTLIEST = 3
-"""How many of the costliest operators a short report names."""
 
 
-def memory_table(record: Record) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """(columns, rows) of the memory of each device by category; devices that are alike share a row."""
+def work_section(view: RecordView) -> Section | None:
+    """Memory by category of each device, those that are alike in one row, and the FLOPs of a step."""
+    record, work = view.record, view.record.work
+    if not record.memory_use and not work:
+        return None
     shown = [key for key in CATEGORIES if any(key in row for row in record.memory_use)]
     alike: dict[tuple[str, ...], list[str]] = {}
     for row in record.memory_use:
         sizes = tuple(units.size(row[key]) if key in row else "-" for key in shown)
         alike.setdefault(sizes, []).append(row["device"])
-    columns = ("device", *(HEADINGS.get(key, key) for key in shown))
-    return columns, [(units.span(devices), *sizes) for sizes, devices in alike.items()]
-
-
-def work_lines(view: RecordView) -> list[str]:
-    """What a step computes, how fast, and what is not in these figures."""
-    if note := view.record.work.get("note"):
-        return [f"memory and FLOPs of a step: {note}"]
-    return [line for line in (_computed(view), _not_counted(view.record), _peak(view), _others(view)) if line]
+    rows = tuple((units.span(devices), *sizes) for sizes, devices in alike.items())
+    table = Table(("device", *(HEADINGS.get(key, key) for key in shown)), rows) if rows else None
+    note = f"memory and FLOPs of a step: {work['note']}" if work.get("note") else ""
+    lines = [note] if note else [_computed(view), _peak(view), _tokens_and_energy(view)]
+    return Section("Memory and work of a step", tuple(filter(None, lines)), table=table)
 
 
 def _computed(view: RecordView) -> str:
+    """What a step computes, how fast, and how many operators are not in these figures."""
     parts = [f"{units.flop(count)} in {name}" for name, count in view.flops.items()]
     if not parts:
         return ""
+    rate = f"; {units.text(view.flops_per_s, 'FLOP/s')}" if view.flops_per_s else ""
+    names = view.record.work.get("not_counted", [])
+    missing = f"; not counted: {listed(names, 6)}" if names else ""
     rows = plural(view.record.work["rows"], "row")
-    return f"a step of {rows} computes at least {', '.join(parts)}{_rate(view)}"
-
-
-def _not_counted(record: Record) -> str:
-    names = record.work.get("not_counted", [])
-    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-    return f"not counted: {', '.join(names[:NAMED])}{more}" if names else ""
+    return f"a step of {rows} computes at least {', '.join(parts)}{rate}{missing}"
 
 
 def _peak(view: RecordView) -> str:
@@ -51,8 +46,8 @@ def _peak(view: RecordView) -> str:
     if share is None or peak is None:
         return ""
     rates, several = peak["flops_per_s"], f"{peak['devices']} × " if peak["devices"] > 1 else ""
-    sides = f"{peak['size']} x {peak['size']}"
     most, median, iqr = (f"{units.flop(rates[key])}/s" for key in ("max", "median", "iqr"))
+    sides = f"{peak['size']} x {peak['size']}"
     return (
         f"that is at least {units.percent(share)} of the peak of {several}{peak['device']}: {most}, "
         f"the most of {rates['n']} products of {sides} matrices (median {median}, IQR {iqr}, "
@@ -60,45 +55,32 @@ def _peak(view: RecordView) -> str:
     )
 
 
-def _others(view: RecordView) -> str:
-    """Tokens a second, and energy."""
+def _tokens_and_energy(view: RecordView) -> str:
     tokens, joules = view.tokens_per_s, view.joules_per_step
     parts = [f"{units.number(tokens)} tokens/s"] if tokens else []
     if joules is not None:
         names = ", ".join(view.record.work["energy"]["joules"])
-        parts.append(f"{joules:.3g} J a step of {names}, all that runs there included")
+        parts.append(f"{joules:.3g} J per step of {names}, all that runs there included")
     return "; ".join(parts)
 
 
-def _rate(view: RecordView) -> str:
-    """``; 12 GFLOP/s``, where it is known."""
-    return f"; {units.text(view.flops_per_s, 'FLOP/s')}" if view.flops_per_s else ""
-
-
-def operator_lines(record: Record) -> list[str]:
-    """Which operators took most of the profiled steps, where their trace is, and what is not known."""
-    found = record.work["operators"]
-    lines = [found["note"]] if found.get("note") else []
-    if rows := found.get("rows"):
-        costliest = ", ".join(f"{row['name']} {_share(row, found)}" for row in rows[:NAMED_COSTLIEST])
-        own = f"{units.ms(found['total_ms'])} a step on {found['device']}, over all threads"
-        lines.insert(
-            0, f"{plural(found['steps'], 'step')} under torch.profiler: own time {own}; most {costliest}"
-        )
+def operators_section(record: Record, full: bool) -> Section | None:
+    """Which operators took most of the profiled steps (``--profile``), and where their trace is."""
+    found = record.work.get("operators")
+    if found is None:
+        return None
+    lines, rows = [found["note"]] if found.get("note") else [], found.get("rows") or []
+    if rows:
+        costliest = ", ".join(f"{row['name']} {_share(row, found)}" for row in rows[:3])
+        own = f"{units.ms(found['total_ms'])} per step on {found['device']}, over all threads"
+        profiled = f"{plural(found['steps'], 'step')} under torch.profiler"
+        lines.insert(0, f"{profiled}: own time {own}; most {costliest}")
     if "trace" in found:
         size = units.size(found["trace"]["bytes"])
         lines.append(f"{PROFILER_TRACE} ({size}) in the run's folder and in MLflow opens in ui.perfetto.dev")
-    return lines
-
-
-def operator_table(record: Record) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """(columns, rows) of the costliest operators, in one step."""
-    found = record.work["operators"]
-    columns = ("operator", "calls", "own time", "share")
-    return columns, [
-        (row["name"], f"{row['calls']:g}", units.ms(row["self_ms"]), _share(row, found))
-        for row in found.get("rows", [])
-    ]
+    cells = ((row["name"], f"{row['calls']:g}", units.ms(row["self_ms"]), _share(row, found)) for row in rows)
+    table = Table(("operator", "calls", "own time", "share"), tuple(cells)) if rows and full else None
+    return Section("Operators", tuple(lines), table=table)
 
 
 def _share(row: Row, found: Row) -> str:

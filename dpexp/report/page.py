@@ -1,115 +1,58 @@
-"""HTML: timeline.html for one run, and a fragment with sections and timeline for a notebook.
+"""HTML: timeline.html, one step of a run as lanes of bars, and what a notebook shows of a run.
 
-Everything is inline, so that a page works from a file, in MLflow's sandboxed preview and without a
-network. Without scripts the typical step is shown, with the browser's own tooltips; ``timeline.js`` draws the
-others. All text from a Record passes ``in_html``.
+Everything is inline and static, so that a page works from a file, in MLflow's preview and in a notebook.
+It is light or dark as the system is, or as the notebook is. All text from a Record passes ``in_html``.
 """
 
-import json
+import math
 from collections.abc import Iterable
 from importlib.resources import files
 
 from dpexp.config.printable import in_html
 from dpexp.config.ranges import plural
-from dpexp.record.phases import Phase
 from dpexp.record.view import RecordView
-from dpexp.report import sections as report_sections
-from dpexp.report import style, timeline, units
-from dpexp.report.lanes import step_data, step_html
-from dpexp.report.section import Section, Table
+from dpexp.report import style, units
+from dpexp.report.section import Bar, Section
+from dpexp.report.sections import sections
+from dpexp.report.timeline import Bar as TimelineBar
 from dpexp.report.timeline import TimelineStep
-from dpexp.report.units import is_visible, phase_text
 
-MOST_STEPS, MOST_BARS = 20, 600
-"""Further steps are left out of the page, and such that it had more bars; ``trace.json`` has them all."""
+LEVEL_PX = 22
+"""The height of a level of a lane, as ``page.css`` has it."""
+LANE_LETTERS = 22
+"""Longer names of lanes are shortened."""
 
 
-def timeline_page(view: RecordView, steps: list[TimelineStep]) -> str:
-    """A complete page: steps as lanes, a menu of them, zoom, and details on hover.
-
-    A bar has the time of its own step, and the legend the medians, which every other screen has.
-    """
+def timeline_page(view: RecordView, step: TimelineStep) -> str:
+    """A complete page that shows this step."""
     record = view.record
-    name = record.name or record.run_id
-    chosen = timeline.typical_step(steps)
-    assert chosen is not None
-    shown = _shown(steps, chosen)
-    phases = dict.fromkeys(bar.phase for step in shown for bar in step.bars if bar.ms)
-    colors = style.of_run(view)
-    options = "".join(_option(step, step is chosen) for step in shown)
-    data = json.dumps(step_data(shown, colors), separators=(",", ":")).replace("<", r"\u003c")
-    content = (
-        f'<p class="tools"><label>step <select id="step">{options}</select></label> '
-        '<button id="in" type="button">zoom in</button> <button id="out" type="button">zoom out</button></p>'
-        f'<p class="legend">{"".join(_legend_entry(phase, colors[phase], view) for phase in phases)}'
-        f"</p>{_of_medians(view)}<main>{step_html(chosen, colors)}</main>"
-        f'<div id="tip" role="status" hidden></div>'
-        f"<script>const data = {data};\n{_asset('timeline.js')}</script>"
-    )
-    meta = '<meta name="viewport" content="width=device-width">'
-    heading = f"{record.strategy} · {record.execution} · {name}"
-    return document(f"Timeline of {name}", content, heading=heading, meta=meta)
+    title = f"{record.strategy} · {record.execution} · {record.name or record.run_id}"
+    return document(title, picture(view, step))
 
 
-def fragment(view: RecordView) -> str:
-    """The sections of a run and its typical step, for a notebook: no script, and its style inline."""
-    chosen = timeline.typical_step(timeline.steps(view))
-    content = report_sections.sections(view, full=True)
-    parts = [section(part) for part in content]
-    if chosen is not None:
-        titles = [part.title for part in content]
-        place = titles.index("Findings") if "Findings" in titles else len(parts)
-        title = f"Timeline of one step, {_step_name(chosen)}: the times of its bars are not medians"
-        parts.insert(place, f"<h4>{in_html(title)}</h4>{step_html(chosen, style.of_run(view))}")
-    return f'<div class="dpexp"><style>{_asset("timeline.css")}</style>{"".join(parts)}</div>'
+def fragment(view: RecordView, step: TimelineStep | None) -> str:
+    """The sections of a run and this step, for a notebook."""
+    parts = [section(part) for part in sections(view, full=True)]
+    if step is not None:
+        parts.append(f"<h4>Timeline of a step</h4>{picture(view, step)}")
+    return f'<div class="dpexp"><style>{_css()}</style>{"".join(parts)}</div>'
 
 
-def document(title: str, body: str, *, heading: str = "", meta: str = "") -> str:
-    """A complete page around a body in HTML; the heading is the title unless given."""
+def document(title: str, body: str) -> str:
+    """A complete page around a body in HTML."""
     return (
-        f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">{meta}<title>{in_html(title)}</title>'
-        f"<style>{_asset('timeline.css')}</style></head>\n"
-        f'<body class="dpexp page"><h1>{in_html(heading or title)}</h1>{body}</body></html>\n'
+        f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
+        f'<meta name="viewport" content="width=device-width"><title>{in_html(title)}</title>'
+        f"<style>{_css()}</style></head>\n"
+        f'<body class="dpexp page"><h1>{in_html(title)}</h1>{body}</body></html>\n'
     )
 
 
-def _asset(name: str) -> str:
-    return files("dpexp.report").joinpath(name).read_text(encoding="utf-8")
+def _css() -> str:
+    return files("dpexp.report").joinpath("page.css").read_text(encoding="utf-8")
 
 
-def _step_name(step: TimelineStep) -> str:
-    rows = f", {plural(step.rows, 'row')}" if step.rows else ""
-    return f"{step.number}: {units.ms(step.ms)}{rows}"
-
-
-def _option(step: TimelineStep, chosen: bool) -> str:
-    mark = " selected" if chosen else ""
-    return f'<option value="{step.number}"{mark}>{in_html(_step_name(step))}</option>'
-
-
-def _shown(steps: list[TimelineStep], chosen: TimelineStep) -> list[TimelineStep]:
-    """The chosen step and the first ones, as many as a page has room for; at least the chosen one."""
-    found, bars = [chosen], chosen.drawn
-    for step in steps:
-        if step is not chosen:
-            bars += step.drawn
-            if bars > MOST_BARS or len(found) == MOST_STEPS:
-                break
-            found.append(step)
-    return sorted(found, key=lambda step: step.number)
-
-
-def _legend_entry(phase: str, color: str, view: RecordView) -> str:
-    median = view.phase_medians.get(phase)
-    text = phase if median is None else f"{phase} {units.ms(median)}"
-    return f'<span><i style="background:{color}"></i>{in_html(text)}</span> '
-
-
-def _of_medians(view: RecordView) -> str:
-    """Of which steps the medians of the legend are."""
-    count = len(view.timed_steps)
-    text = f"medians of {plural(count, 'step')}; a bar has the time of its step"
-    return f'<p class="legend">{text}</p>' if count else ""
+# --- sections ------------------------------------------------------------------------------------
 
 
 def section(section: Section) -> str:
@@ -118,19 +61,16 @@ def section(section: Section) -> str:
     if section.lines:
         parts.append("<ul>" + "".join(f"<li>{in_html(line)}</li>" for line in section.lines) + "</ul>")
     if section.bars:
-        parts.append(_rows(_phase(bar, section.colors[bar.name]) for bar in section.bars))
+        parts.append(_rows(map(_bar_row, section.bars)))
     if section.table is not None and section.table.rows:
-        parts.append(_table(section.table))
+        head = "".join(f"<th>{in_html(name)}</th>" for name in section.table.columns)
+        parts.append(_rows([f"<tr>{head}</tr>", *(_row(map(in_html, row)) for row in section.table.rows)]))
+        if section.table.more:
+            parts.append(f"<p>… and {section.table.more} more rows</p>")
     if section.commands:
         commands = (_row([in_html(what), f"<code>{in_html(line)}</code>"]) for what, line in section.commands)
         parts.append(_rows(commands))
     return "".join(parts)
-
-
-def _table(content: Table) -> str:
-    head = "".join(f"<th>{in_html(name)}</th>" for name in content.columns)
-    more = f"<p>… and {content.more} more rows</p>" if content.more else ""
-    return _rows([f"<tr>{head}</tr>", *(_row(map(in_html, row)) for row in content.rows)]) + more
 
 
 def _rows(rows: Iterable[str]) -> str:
@@ -142,11 +82,77 @@ def _row(cells: Iterable[str]) -> str:
     return "<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>"
 
 
-def _phase(bar: Phase, color: str) -> str:
-    width = min(100.0, 100 * bar.share)
-    drawn = f'<i style="width:{width:.1f}%;background:{color}"></i>' if is_visible(bar) else ""
+def _bar_row(bar: Bar) -> str:
+    name = bar.name.lstrip()
+    indent = 1 + (len(bar.name) - len(name)) / 2
+    drawn = f'<i style="width:{min(100.0, 100 * bar.share):.1f}%;background:{bar.color}"></i>'
     return (
-        f'<tr><td style="padding-left:{1 + bar.depth}em">{in_html(bar.name)}</td>'
-        f'<td class="share">{drawn}</td><td>{units.percent(bar.share)}</td>'
-        f"<td>{in_html(phase_text(bar))}</td></tr>"
+        f'<tr><td style="padding-left:{indent}em">{in_html(name)}</td>'
+        f'<td class="share">{drawn}</td><td>{units.percent(bar.share)}</td><td>{in_html(bar.text)}</td></tr>'
     )
+
+
+# --- a step --------------------------------------------------------------------------------------
+
+
+def picture(view: RecordView, step: TimelineStep) -> str:
+    """A step as lanes of bars under an axis in ms, with a legend that has the medians of its phases."""
+    colors = style.of_run(view)
+    rows = f", {plural(step.rows, 'row')}" if step.rows else ""
+    count = len(view.timed_steps)
+    text = f"step {step.number}{rows}: {units.ms(step.ms)}; it is the most typical of {plural(count, 'step')}"
+    medians = "; the legend has their medians, and a bar the time in this step" if count else ""
+    legend = "".join(
+        f'<span><i style="background:{colors[phase]}"></i>{in_html(_median(view, phase))}</span> '
+        for phase in dict.fromkeys(bar.phase for bar in step.bars if bar.ms)
+    )
+    names = units.short_names([lane.name for lane in step.lanes], LANE_LETTERS)
+    lanes = "".join(
+        _lane(name, lane.levels, step.ms, colors) for name, lane in zip(names, step.lanes, strict=True)
+    )
+    return (
+        f'<p>{in_html(text + medians)}</p><p class="legend">{legend}</p>'
+        f'<div class="lanes"><b></b><div class="axis">{_axis(step.ms)}</div>{lanes}</div>'
+    )
+
+
+def _median(view: RecordView, phase: str) -> str:
+    median = view.phase_medians.get(phase)
+    return phase if median is None else f"{phase} {units.ms(median)}"
+
+
+def _axis(ms: float) -> str:
+    """Ticks at 0 and at two to five round times."""
+    if not 0 < ms < math.inf:
+        return ""
+    power = 10.0 ** math.floor(math.log10(ms))
+    size = next(size for size in (5 * power, 2 * power, power, power / 2) if ms / size >= 2)
+    ticks = (number * size for number in range(int(ms / size) + 1))
+    return "".join(f'<i style="left:{100 * tick / ms:.2f}%">{units.ms(tick)}</i>' for tick in ticks)
+
+
+def _lane(name: str, levels: list[list[TimelineBar]], step_ms: float, colors: dict[str, str]) -> str:
+    bars = "".join(
+        _bar(bar, number, step_ms, colors[bar.phase])
+        for number, level in enumerate(levels)
+        for bar in level
+        if bar.ms and step_ms
+    )
+    height = LEVEL_PX * max(1, len(levels))
+    return f'<b>{in_html(name)}</b><div class="track" style="height:{height}px">{bars}</div>'
+
+
+def _bar(bar: TimelineBar, level: int, step_ms: float, color: str) -> str:
+    """A bar; what is shown on hover has a line each for phase, device, time, shapes and bytes."""
+    facts = [
+        f"{bar.phase}, {bar.owner}".removesuffix(", "),
+        f"on {bar.device}",
+        f"{units.ms(bar.ms)}, {units.percent(bar.ms / step_ms)} of the step",
+        *([f"in {bar.inputs}"] if bar.inputs else []),
+        *([f"out {bar.outputs}"] if bar.outputs else []),
+        *([] if bar.bytes is None else [f"moves {units.size(bar.bytes)}"]),
+    ]
+    left, width = 100 * bar.start / step_ms, 100 * bar.ms / step_ms
+    look = f"left:{left:.3f}%;width:{width:.3f}%;top:{LEVEL_PX * level}px;background:{color}"
+    title, name = in_html("\n".join(facts)), in_html(bar.name)
+    return f'<span class="bar" style="{look};color:{style.ink(color)}" title="{title}"><i>{name}</i></span>'

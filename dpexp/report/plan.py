@@ -1,6 +1,7 @@
 """The sections of a dry run's report: what would run where, how a batch is split, and the shapes."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from dpexp.config.alike import merged
 from dpexp.config.ranges import plural
@@ -8,7 +9,7 @@ from dpexp.record.batches import Batches
 from dpexp.record.record import Record, Row
 from dpexp.record.view import RecordView
 from dpexp.report import layout, units
-from dpexp.report.section import LINES, Section, shortest
+from dpexp.report.section import Section, short_section
 from dpexp.report.sections import device_map_section, shapes_section
 
 
@@ -17,31 +18,28 @@ def plan_sections(planned: Row, *, full: bool = False) -> list[Section]:
     record = Record(run_id="", name=planned["name"], strategy=planned["config"]["strategy"])
     for name in ("execution", "config", "devices", "device_map", "shapes"):
         setattr(record, name, planned[name])
-    view = RecordView(record)
-    parts = [
-        _layout(record),
-        _batch_split(planned["splits"], full),
-        shapes_section(list(_numbered(view.batches, planned["splits"])), planned["note"]),
-        device_map_section(view),
-        Section("Dry run: nothing was run or written."),
-    ]
-    found = [part for part in parts if part is not None]
-    return found if full else list(map(shortest, found))
+    view, splits = RecordView(record), planned["splits"]
+    shapes = shapes_section(list(_numbered(view.batches, splits)))
+    if shapes is not None and planned["note"]:
+        shapes = replace(shapes, lines=(planned["note"], *shapes.lines))
+    parts = [_split_section(splits), shapes, device_map_section(view)]
+    found = parts if full else map(short_section, parts)
+    end = Section("Dry run: nothing was run or written.")
+    return [_devices(record), *(part for part in found if part is not None), end]
 
 
-def _layout(record: Record) -> Section:
+def _devices(record: Record) -> Section:
     used, output = record.devices["used"], record.devices["output"]
     line = f"{layout.stage(record)}: {units.span(used)}; results on {output}"
-    explained = layout.emulation(record.strategy, record.execution, record.devices)
-    lines = filter(None, [line, explained])
+    lines = filter(None, [line, layout.emulation(record.strategy, record.execution, record.devices)])
     return Section(f"Would run {record.name} ({record.execution})", tuple(lines))
 
 
-def _batch_split(splits: list[Row], full: bool) -> Section:
+def _split_section(splits: list[Row]) -> Section:
     """A line for each wrapper and size of batches; wrappers that split alike share one."""
     found = merged((row["module"], _split(row)) for row in splits)
     lines = tuple(f"{module or '(model)'}: {split}" for module, split in found)
-    return Section("Batch split", lines or ("none: no batch is split",), most=0 if full else LINES)
+    return Section("Batch split", lines or ("none: no batch is split",))
 
 
 def _split(row: Row) -> str:
@@ -57,5 +55,5 @@ def _numbered(groups: list[Batches], splits: list[Row]) -> Iterator[Batches]:
     first = 0
     for group in groups:
         count = counts.get(group.rows, len(group.numbers))
-        yield Batches(list(range(first, first + count)), group.calls)
+        yield replace(group, numbers=list(range(first, first + count)))
         first += count

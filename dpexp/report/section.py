@@ -1,53 +1,49 @@
 """Section: one part of a report, independent of the format."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
-from dpexp.record.phases import Phase
-
-ROWS = 14
-"""The most rows of a table in a short report."""
-LINES = 10
-"""The most lines of a section of a short report in a terminal; `--full` has all."""
+LINES, ROWS = 4, 6
+"""The most lines and rows of a section that a short report cuts."""
 
 
 @dataclass(frozen=True)
 class Table:
-    """Columns and rows of text; ``more`` counts the rows that were left out.
-
-    On a narrow terminal a table that ``folds`` wraps its cells; any other becomes a list of its rows.
-    """
+    """Columns and rows of text; ``more`` counts the rows that were left out."""
 
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     more: int = 0
-    folds: bool = False
+
+
+class Bar(NamedTuple):
+    """A bar of a section: its name, indented by its depth, its share of the longest, and text beside it."""
+
+    name: str
+    share: float
+    text: str
+    color: str
 
 
 @dataclass(frozen=True)
 class Section:
-    """One part of a report. ``mood`` is good, bad, warn or empty; ``commands`` are (purpose, command).
-
-    ``colors`` has that of each bar by its name.
-
-    A terminal shows at most ``most`` lines, if that is not 0.
-    """
+    """One part of a report. ``mood`` is good, bad, warn or empty; ``commands`` are (purpose, command)."""
 
     title: str
     lines: tuple[str, ...] = ()
     mood: str = ""
     table: Table | None = None
-    bars: tuple[Phase, ...] = ()
-    colors: Mapping[str, str] = field(default_factory=dict)
+    bars: tuple[Bar, ...] = ()
     commands: tuple[tuple[str, str], ...] = ()
-    most: int = 0
 
 
-def shortest(section: Section) -> Section:
-    """The section with at most ``LINES`` lines and ``ROWS`` rows; its commands stay."""
-    if section.table is None and not section.bars:
-        return section
-    table = section.table
-    if table is not None:
-        table = replace(table, rows=table.rows[:ROWS], more=max(0, len(table.rows) - ROWS))
-    return replace(section, table=table, most=LINES)
+def short_section(section: Section | None) -> Section | None:
+    """The section with at most ``LINES`` lines and ``ROWS`` rows."""
+    if section is None:
+        return None
+    lines, table = section.lines, section.table
+    if len(lines) > LINES:
+        lines = (*lines[: LINES - 1], f"… and {len(lines) - LINES + 1} more lines")
+    if table is not None and len(table.rows) > ROWS:
+        table = Table(table.columns, table.rows[:ROWS], len(table.rows) - ROWS)
+    return replace(section, lines=lines, table=table)

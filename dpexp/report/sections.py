@@ -1,110 +1,178 @@
 """The sections of a run's report, in a fixed order, independent of the format.
 
-The terminal summary, the note on the MLflow page and the notebook's display render these sections, so
-that they cannot disagree.
+The terminal, the note on the MLflow page and a notebook show these sections, so that they cannot disagree.
 """
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from dpexp.config.alike import merged
+from dpexp.config.alike import listed, merged
+from dpexp.config.errors import shortened
 from dpexp.config.ranges import plural
 from dpexp.record.batches import Batches, optimizer_rows
-from dpexp.record.record import Record, Row
+from dpexp.record.figures import At, figures
+from dpexp.record.journal import SWEEP_STRATEGY
+from dpexp.record.phases import Phase
+from dpexp.record.record import Record
 from dpexp.record.view import RecordView
-from dpexp.report import layout, memory, style, units, verdict
+from dpexp.report import layout, style, units, verification
 from dpexp.report.commands import next_commands
 from dpexp.report.findings import Finding, findings_of
-from dpexp.report.noise import noise_text
-from dpexp.report.section import Section, Table, shortest
-from dpexp.report.units import call_texts, headline, phase_text
+from dpexp.report.memory import operators_section, work_section
+from dpexp.report.noise import held, noise_text
+from dpexp.report.section import Bar, Section, Table, short_section
+
+EXECUTIONS = {
+    "real": "REAL devices",
+    "virtual": "VIRTUAL devices",
+    "passthrough": "PASSTHROUGH: the whole model ran on the host",
+}
+OF_STEP_TIME = ("samples_per_s", "wall_samples_per_s", "peak_share")
+"""Figures that a run which cannot be judged does not show, or in its verdict."""
 
 
-def sections(record: Record | RecordView, *, full: bool = False) -> list[Section]:
+def sections(view: RecordView, *, full: bool = False) -> list[Section]:
     """The sections of a Record in order, without those for which it has no data.
 
-    A short report has the first finding, and shapes, device map and phases of at most ``LINES`` lines.
+    A short report has the first finding, no memory, and few lines of shapes and of the device map.
     """
-    view = RecordView.of(record)
     record, findings = view.record, findings_of(view)
+    shapes, device_map = shapes_section(view.batches), device_map_section(view)
     parts = [
         _run(view, findings),
-        _verification(record) if full else _warning(record),
-        shapes_section(view.batches),
-        device_map_section(view),
-        _work(view) if full else None,
+        verification.verification_section(record, full),
+        shapes if full else short_section(shapes),
+        device_map if full else short_section(device_map),
+        work_section(view) if full else None,
         _phases(view),
-        _operators(record, full),
+        operators_section(record, full),
         _findings(record, findings, full),
         next_commands(record),
     ]
-    found = [part for part in parts if part is not None]
-    return found if full else list(map(shortest, found))
+    return [part for part in parts if part is not None]
+
+
+# --- the run: a verdict, then figures ------------------------------------------------------------
 
 
 def _run(view: RecordView, findings: Sequence[Finding]) -> Section:
-    record = view.record
+    record, facts = view.record, view.record.verification
     mood = {"finished": "", "running": "warn"}.get(record.status, "bad")
     if record.damage or record.execution == "passthrough":
         mood = mood or "warn"
     title = f"Run {record.name} ({record.run_id})" if record.name else f"Run {record.run_id}"
-    lines = (verdict.verdict(view, findings), *verdict.verdict_figures(view), *verdict.remarks(record))
-    return Section(title, lines, mood)
-
-
-def _warning(record: Record) -> Section | None:
-    """The verification where it has more to say than its errors: it failed, was left out, or has a note."""
-    section, facts = _verification(record), record.verification
-    if section.mood != "good":
-        return section
-    return Section(section.title, (facts["note"],), section.mood) if facts.get("note") else None
-
-
-def _verification(record: Record) -> Section:
-    facts = record.verification
-    if not facts.get("checked"):
-        why = facts.get("note") or "nothing was compared with a single device"
-        return Section("Not verified", (why,), "warn")
-    errors = [
-        f"{kind} differ by {float(facts[key]):.1e}" if facts[key] else f"{kind} do not differ"
-        for kind, key in (("outputs", "output_error"), ("gradients", "gradient_error"))
-        if facts.get(key) is not None
+    lines = [
+        _verdict(view, findings),
+        _layout(record),
+        _config(record),
+        _steps(view),
+        _rates(view),
+        verification.errors_line(facts),
+        verification.own_steps(facts),
+        verification.unreached(facts),
+        "to see replicas, emulate devices: --virtual 2" if record.execution == "passthrough" else "",
+        layout.emulation(record.strategy, record.execution, record.devices),
+        f"DAMAGED: {'; '.join(record.damage)}" if record.damage else "",
     ]
-    steps = f" in {plural(facts['steps'], 'step')}" if facts.get("steps") else ""
-    line = (
-        f"{' and '.join(errors) or 'compared'} from a single device{steps} "
-        f"({facts['dtype']}, relative; limit {float(facts['tolerance']):.0e})"
+    return Section(title, tuple(filter(None, lines)), mood)
+
+
+def _verdict(view: RecordView, findings: Sequence[Finding]) -> str:
+    """How the run was executed, whether it is verified, its step time, and the first of its findings.
+
+    Of a run that cannot be judged: why, and its rate by wall clock. Of one that can, although interruptions
+    hold most of its time: how many they are.
+    """
+    record, usual = view.record, view.usual
+    if record.error:
+        error = ": ".join(filter(None, (record.error.get("type"), record.error.get("message"))))
+        return f"{record.status.upper()}: {shortened(error)}"
+    if record.status != "finished":
+        return f"{record.status.upper()}: the report shows what was recorded until then"
+    execution = EXECUTIONS.get(record.execution, record.execution or "not started")
+    parts = [f"{execution}, {verification.verified(record.verification)}"]
+    if view.noise is not None:
+        wall = view.wall_samples_per_s
+        parts.append(f"cannot be judged: {noise_text(view.noise)}")
+        return "; ".join([*parts, *([f"{units.number(wall)} samples/s by wall clock"] if wall else [])])
+    if usual is not None:
+        parts.append(f"{units.ms(usual.median)} per step, IQR {units.ms(usual.iqr)}, n {usual.n}")
+    if view.interruptions is not None:
+        parts.append(f"interrupted: {held(view.interruptions)}")
+    return "; ".join([*parts, *(finding.name for finding in findings[:1])])
+
+
+def _layout(record: Record) -> str:
+    used = record.devices["used"]
+    if record.strategy == SWEEP_STRATEGY:
+        return f"strategy {record.strategy}"
+    if not used:
+        return f"strategy {record.strategy}; devices not recorded"
+    output = record.devices["output"] or used[0]
+    return f"strategy {record.strategy} on {layout.stage(record)}: {units.span(used)}; results on {output}"
+
+
+def _config(record: Record) -> str:
+    get = record.config.get
+    forward = ", forward only" if get("eval") else ""
+    return (
+        f"model {get('model', '?')}, data {get('data', '?')}, batches of {get('batch_size', '?')}, "
+        f"{get('dtype', '?')}, seed {get('seed', '?')}{forward}"
     )
-    lines = tuple(filter(None, (line, _worst(facts), facts.get("cause"), facts.get("note"))))
-    if facts["passed"]:
-        return Section("Verified", lines, "good")
-    return Section("NOT THE SAME as a single device", lines, "bad")
 
 
-def _worst(facts: Row) -> str:
-    """The largest error of the verification."""
-    worst = facts.get("worst")
-    if not worst or not worst["error"]:
+def _steps(view: RecordView) -> str:
+    """Of which steps the median is, and which are left out of it."""
+    usual, config = view.usual, view.record.config
+    if usual is None:
         return ""
-    where = f" of {worst['tensor']}" if worst["tensor"] else ""
-    return f"the largest error is {worst['error']:.1e}: {worst['kind']}{where} in step {worst['step']}"
+    others = {rows: len(times) for rows, times in view.by_rows.items() if rows != usual.rows}
+    of_usual = f"median of {plural(usual.n, 'step')} of {plural(usual.rows, 'row')}"
+    if not others:
+        return of_usual
+    samples, size = view.record.data.get("samples"), config.get("batch_size")
+    is_last = samples and size and set(others) == {samples % size}
+    sizes = listed((f"{count} of {plural(rows, 'row')}" for rows, count in others.items()), 3)
+    return f"{of_usual}; left out: {sizes} ({'last of each epoch' if is_last else 'another size'})"
 
 
-def shapes_section(groups: Sequence[Batches], note: str = "") -> Section | None:
+def _rates(view: RecordView) -> str:
+    """The figures that stand at ``At.TERMINAL``; those that are built on the step time need one."""
+    found = []
+    for figure in figures(At.TERMINAL):
+        value = figure.of(view)
+        if figure.name == "loss" and value:
+            found.append(f"loss {value[0]:.4g} at first, {value[-1]:.4g} at last")
+        elif isinstance(value, Mapping):
+            found += [f"{name} {number:.4g}" for name, number in value.items()]
+        elif (number := figure.number(view)) and not (view.noise and figure.name in OF_STEP_TIME):
+            text = units.text(number, figure.unit)
+            found.append(f"{figure.title} {text}" if figure.unit else f"{text} {figure.title}")
+            if figure.name == "samples_per_s" and view.record.execution == "virtual":
+                found[-1] += " on this CPU"
+    return "; ".join(found)
+
+
+# --- shapes and device map -----------------------------------------------------------------------
+
+
+def shapes_section(groups: Sequence[Batches]) -> Section | None:
     """How batches are split, and the shapes of every call; modules and replicas that are alike in one row."""
     if not groups:
         return None
     rows = []
     for group in groups:
         batch = group.name.partition(" ")[2]
-        calls = [(call.name, (*call_texts(call), call.where)) for call in group.calls]
+        calls = [(call.name, (*units.call_texts(call), call.where)) for call in group.calls]
         rows += [(batch, name, *content) for name, content in merged(calls)]
-    lines = (*filter(None, [note]), *(f"{group.name}: {headline(group)}" for group in groups))
-    columns = ("batch", "module", "inputs", "outputs", "where")
-    return Section("Shapes", lines, table=Table(columns, tuple(rows), folds=True))
+    lines = tuple(f"{group.name}: {units.batches_text(group)}" for group in groups)
+    return Section(
+        "Shapes", lines, table=Table(("batch", "module", "inputs", "outputs", "where"), tuple(rows))
+    )
 
 
 def device_map_section(view: RecordView) -> Section | None:
+    """What a step moves between devices, and what lies on each; devices that are alike share a row."""
     record = view.record
     if not record.device_map:
         return None
@@ -112,38 +180,21 @@ def device_map_section(view: RecordView) -> Section | None:
     if "cpu" in record.memory:
         lines.append(f"peak memory of the process: {units.size(record.memory['cpu'])}")
     peaks = {device: units.size(count) for device, count in record.memory.items() if device != "cpu"}
-    devices: dict[tuple[str, ...], list[str]] = {}
     has_state = bool(optimizer_rows(record))
+    devices: dict[tuple[str, ...], list[str]] = {}
     for place in layout.places(record):
-        more = (*([units.size(place.optimizer)] * has_state), *([peaks.get(place.device, "-")] * bool(peaks)))
-        full = place.full.total() + place.copies.total()
-        size = units.size(full) if full == place.bytes else units.part(place.bytes, full)
-        devices.setdefault((_modules(place), size, *more), []).append(place.device)
+        size, full = place.own.total() + place.copies.total(), place.full.total() + place.copies.total()
+        cells = [_modules(place), units.size(size) + (f" of {units.size(full)}" if size < full else "")]
+        cells += [units.size(place.optimizer)] * has_state + [peaks.get(place.device, "-")] * bool(peaks)
+        devices.setdefault(tuple(cells), []).append(place.device)
     rows = [
         (units.span(names), modules, f"{size} each" if len(names) > 1 else size, *more)
         for (modules, size, *more), names in devices.items()
     ]
     more = (*["optimizer state"] * has_state, *["peak memory"] * bool(peaks))
-    columns = ("device", "holds", "parameters", *more)
-    return Section("Device map", tuple(lines), table=Table(columns, tuple(rows), folds=True))
-
-
-def _work(view: RecordView) -> Section | None:
-    """Memory by category and FLOPs of the observed step."""
-    columns, rows = memory.memory_table(view.record)
-    if not rows and not view.record.work:
-        return None
-    table = Table(columns, tuple(rows), folds=True) if rows else None
-    return Section("Memory and work of a step", tuple(memory.work_lines(view)), table=table)
-
-
-def _operators(record: Record, full: bool) -> Section | None:
-    """The costliest operators of the profiled steps (``--profile``)."""
-    if "operators" not in record.work:
-        return None
-    columns, rows = memory.operator_table(record)
-    table = Table(columns, tuple(rows), folds=True) if rows and full else None
-    return Section("Operators", tuple(memory.operator_lines(record)), table=table)
+    return Section(
+        "Device map", tuple(lines), table=Table(("device", "holds", "parameters", *more), tuple(rows))
+    )
 
 
 def _moved(view: RecordView) -> list[str]:
@@ -160,48 +211,56 @@ def _moved(view: RecordView) -> list[str]:
 
 
 def _modules(place: layout.DeviceContents) -> str:
-    """The modules of a device, as ``fc``, ``a copy of layers.0-11.linear1`` or ``12 modules``."""
-    whole = {name: count for name, count in place.own.items() if count == place.full[name]}
-    own, copies = map(_alike, (whole, place.copies))
-    parts = ["; ".join([*_shards(place), *([", ".join(own)] if own else [])])]
-    return ", ".join(filter(None, [*parts, *(["a copy of " + ", ".join(copies)] if copies else [])])) or "-"
+    """The modules of a device: ``fc``, ``1/4 of block1, 265 B of 1.06 kB``, ``a copy of layers.0-11.fc``."""
+    sizes = [(name or "(model)", (count, place.full[name])) for name, count in place.own.items()]
+    shards = merged((name, size) for name, size in sizes if size[0] != size[1])
+    found = [
+        f"{units.fraction(*size)} of {name}, {units.size(size[0])} of {units.size(size[1])}"
+        for name, size in shards
+    ]
+    own, copies = (
+        listed(names, 4)
+        for names in ([name for name, (count, full) in sizes if count == full], map(_name, place.copies))
+    )
+    if len(found) > 4:
+        found = [*found[:3], f"parts of {len(found) - 3} more modules"]
+    parts = ["; ".join([*found, *([own] if own else [])]), f"a copy of {copies}" if copies else ""]
+    return ", ".join(filter(None, parts)) or "-"
 
 
-def _shards(place: layout.DeviceContents) -> list[str]:
-    """``a quarter of block1, 265 of 1,060 B`` for each module of which the device has a shard."""
-    sizes = {
-        name: (count, place.full[name]) for name, count in place.own.items() if count != place.full[name]
-    }
-    found = merged(sizes.items())
-    if len(found) <= 4:
-        return [
-            f"{units.fraction(*size)} of {name or '(model)'}, {units.part(*size)}" for name, size in found
-        ]
-    count, full = (sum(size[index] for size in sizes.values()) for index in (0, 1))
-    return [f"{units.fraction(count, full)} of {len(sizes)} modules"]
+def _name(module: str) -> str:
+    return module or "(model)"
 
 
-def _alike(modules: Mapping[str, int]) -> list[str]:
-    names = [name or "(model)" for name, _ in merged(modules.items())]
-    return names if len(names) <= 4 else [f"{len(modules)} modules"]
+# --- phases and findings -------------------------------------------------------------------------
 
 
 def _phases(view: RecordView) -> Section | None:
     """Shares with the rest, so that they add up; the times alone where these steps cannot be judged."""
-    phases, coverage = view.phases, view.phase_coverage
+    phases, coverage, title = view.phases, view.phase_coverage, "Where a step goes"
     if not phases:
         return None
-    steps, title = plural(max(phase.n for phase in phases), "step"), "Where a step goes"
+    steps = plural(max(phase.n for phase in phases), "step")
     if noise := view.noise or view.phase_noise:
         why = "the run cannot be judged" if view.noise else f"they cannot be judged: {noise_text(noise)}"
+        rows = tuple(("  " * phase.depth + phase.name, _phase_text(phase)) for phase in phases)
         line = f"medians of {steps}, without shares: {why}"
-        rows = tuple(("  " * phase.depth + phase.name, phase_text(phase)) for phase in phases)
-        return Section(title, (line,), "warn", table=Table(("phase", "time [IQR]"), rows))
+        return Section(title, (line,), "warn", Table(("phase", "time [IQR]"), rows))
     line = f"share of a step on average, and medians, of {steps}"
     if coverage is not None:
         line += f"; the phases cover {units.percent(coverage)} of it"
-    bars = (*phases, *([view.rest] if view.rest is not None else []))
-    return Section(title, (line,), bars=bars, colors=style.of_run(view))
+    colors = style.of_run(view)
+    bars = tuple(
+        Bar("  " * phase.depth + phase.name, phase.share, _phase_text(phase), colors[phase.name])
+        for phase in (*phases, *([view.rest] if view.rest is not None else []))
+    )
+    return Section(title, (line,), bars=bars)
+
+
+def _phase_text(phase: Phase) -> str:
+    """Its time, and what it moves: ``0.21 ms [IQR 0.02 ms], 3.2 kB``."""
+    moved = f", {units.size(phase.bytes)}" if phase.bytes else ""
+    return f"{units.ms(phase.median)} [IQR {units.ms(phase.iqr)}]{moved}"
 
 
 def _findings(record: Record, findings: Sequence[Finding], full: bool) -> Section | None:

@@ -1,15 +1,18 @@
-"""Style: the look of every figure.
+"""Style: one look for every figure, and one colour for each phase on every screen.
 
-A PNG is a light card, which reads well on a light page and on a dark one.
+A PNG is a light card, which reads well on a light page and on a dark one. The colour of a phase has a
+contrast of at least 3:1 on white, on black and on Jupyter's greys, as WCAG 2.2 asks of graphics. Phases of
+one strategy stay distinct with every kind of colour blindness: the colours were found by a search from Okabe
+and Ito's palette (2008).
 """
 
 from __future__ import annotations
 
+import io
 import textwrap
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import cycle
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dpexp.config.printable import printable
@@ -24,51 +27,94 @@ if TYPE_CHECKING:
 
 PAPER, INK, SOFT, LINE = "#FBFBFC", "#1B1F24", "#5A6472", "#C9CED6"
 MARKERS = "osD^vPX*"
-LABEL_LETTERS = 44
-"""Longer labels of rows are shortened."""
 EDGE: dict[str, Any] = {"edgecolor": SOFT, "linewidth": 0.5}
 """The outline of a bar."""
-_DPI = 110
+PHASES = {
+    "scatter": "#BC8100",
+    "replicate": "#AF510E",
+    "parallel_apply": "#0890F2",
+    "gather": "#948C40",
+    "forward": "#387293",
+    "backward": "#0F9D73",
+    "optimizer": "#D32298",
+    "loss": "#768CC6",
+    "embedding": "#5F58E4",
+    "transfer": "#FF2E72",
+    "dense": "#277492",
+    "backward_compute": "#9F47CF",
+    "overlap": "#5B742E",
+    "allreduce": "#988523",
+    "allreduce_tables": "#BC8100",
+    "all_to_all_ids": "#AF510E",
+    "all_to_all_vectors": "#547B3E",
+    "all_to_all_gradients": "#9448BE",
+    "all-gather": "#948C40",
+    "backward all-gather": "#B110FD",
+    "reduce-scatter": "#BC8100",
+    REST: "#808890",
+}
+SPARE = ("#02A503", "#FD0201", "#C16782", "#F206DF", "#AF7B61", "#729A07", "#CA3035", "#925998")
+"""The first colours of all other phases: buckets, and those that only a user's layout has."""
+_LABEL_LETTERS = 44
 
 
-def figure(width: float, height: float) -> Figure:
-    """An empty figure of this size in inches, without pyplot's global state."""
-    from matplotlib.figure import Figure
-    from matplotlib.layout_engine import ConstrainedLayoutEngine
+def of_run(view: RecordView) -> dict[str, str]:
+    """The colours of all phases of a run: on each screen a phase has the same one."""
+    return colors({*view.record.phases, *(str(row["phase"]) for row in view.record.timeline), REST})
 
-    margins = ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.1)
-    return Figure(figsize=(width, height), facecolor=PAPER, layout=margins)
+
+def colors(phases: Iterable[str]) -> dict[str, str]:
+    """{phase: its colour as ``#rrggbb``} for all phases of a run; those without one of their own in turn."""
+    spare = cycle(SPARE)
+    names = sorted(set(phases) - {"step"}, key=lambda name: (len(name), name))
+    return {name: PHASES.get(name) or next(spare) for name in names}
+
+
+def ink(background: str) -> str:
+    """Black or white, whichever reads better on the background (WCAG's contrast)."""
+    return "#000000" if luminance(background) > 0.179 else "#FFFFFF"
+
+
+def luminance(rgb: str) -> float:
+    """Relative luminance of ``#rrggbb``, 0 to 1 (WCAG 2.2)."""
+    channels = (int(rgb[place : place + 2], 16) / 255 for place in (1, 3, 5))
+    linear = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels)
+    return sum(weight * c for weight, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
+# --- figures -------------------------------------------------------------------------------------
 
 
 def figure_with_axes(width: float, height: float) -> tuple[Figure, Axes]:
-    """A figure of this size in inches with one plain axes."""
-    made = figure(width, height)
-    axes = made.add_subplot()
-    plain(axes)
-    return made, axes
+    """A figure of this size in inches, without pyplot's global state, with one axes.
 
+    It has no frame but its lower line, soft ticks, and a light grid along x.
+    """
+    from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-def save_png(figure: Figure, path: Path) -> None:
-    """Write the figure; a letter that the font has not is drawn as a box."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph", UserWarning)
-        figure.savefig(path, dpi=_DPI, format="png")
-
-
-def plain(axes: Axes) -> None:
-    """Remove the frame except the lower line; soft ticks, and a light grid along x."""
-    axes.set_facecolor(PAPER)
+    figure = Figure((width, height), facecolor=PAPER, layout=ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.1))
+    axes = figure.add_subplot(facecolor=PAPER, axisbelow=True)
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.spines["bottom"].set_color(LINE)
     axes.tick_params(colors=INK, length=0, labelsize=9)
     axes.grid(axis="x", color=LINE, linewidth=0.6)
-    axes.set_axisbelow(True)
+    return figure, axes
+
+
+def png(figure: Figure) -> bytes:
+    """The figure as a PNG; a letter that the font has not is drawn as a box."""
+    drawn = io.BytesIO()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph", UserWarning)
+        figure.savefig(drawn, dpi=110, format="png")
+    return drawn.getvalue()
 
 
 def label_rows(axes: Axes, labels: Sequence[str], margin: float = 0.6) -> None:
     """Label the rows from top to bottom, with a margin above the first; a label's first line is shortened."""
     lines = [label.partition("\n") for label in labels]
-    short = units.short_names([first for first, *_ in lines], LABEL_LETTERS)
+    short = units.short_names([first for first, *_ in lines], _LABEL_LETTERS)
     texts = [escape("".join([name, *rest])) for name, (_, *rest) in zip(short, lines, strict=True)]
     axes.set_yticks(range(len(labels)), texts)
     axes.set_ylim(len(labels) - 0.4, -margin)
@@ -102,8 +148,9 @@ def title(axes: Axes, text: str, below: str = "") -> None:
 
 def text_on(axes: Axes, x: float, y: float, text: str, background: str, size: float) -> None:
     """A text in the middle of a bar of this colour."""
-    color = ink(background)
-    axes.text(x, y, escape(text), color=color, fontsize=size, ha="center", va="center", clip_on=True)
+    axes.text(
+        x, y, escape(text), color=ink(background), fontsize=size, ha="center", va="center", clip_on=True
+    )
 
 
 def escape(text: str) -> str:
@@ -118,56 +165,3 @@ def legend(axes: Axes, colors: Mapping[str, str]) -> None:
     patches = [Patch(facecolor=color, label=escape(phase)) for phase, color in colors.items()]
     where: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (0, -0.02), "ncols": 6}
     axes.legend(handles=patches, frameon=False, fontsize=8.5, labelcolor=INK, handlelength=1, **where)
-
-
-PHASES = {
-    "scatter": "#BC8100",
-    "replicate": "#AF510E",
-    "parallel_apply": "#0890F2",
-    "gather": "#948C40",
-    "forward": "#387293",
-    "backward": "#0F9D73",
-    "optimizer": "#D32298",
-    "loss": "#768CC6",
-    "embedding": "#5F58E4",
-    "transfer": "#FF2E72",
-    "dense": "#277492",
-    "backward_compute": "#9F47CF",
-    "overlap": "#5B742E",
-    "allreduce": "#988523",
-    "allreduce_tables": "#BC8100",
-    "all_to_all_ids": "#AF510E",
-    "all_to_all_vectors": "#547B3E",
-    "all_to_all_gradients": "#9448BE",
-    "all-gather": "#948C40",
-    "backward all-gather": "#B110FD",
-    "reduce-scatter": "#BC8100",
-    REST: "#808890",
-}
-SPARE = ("#02A503", "#FD0201", "#C16782", "#F206DF", "#AF7B61", "#729A07", "#CA3035", "#925998")
-"""The first colours of all other phases: buckets, and those that only a user's layout has."""
-
-
-def of_run(view: RecordView) -> dict[str, str]:
-    """The colours of all phases of a run: on each screen a phase has the same one."""
-    timed = {str(row["phase"]) for row in view.record.timeline} - {"step"}
-    return colors({*view.record.phases, *timed, REST})
-
-
-def colors(phases: Iterable[str]) -> dict[str, str]:
-    """{phase: its colour as ``#rrggbb``} for all phases of a run; those without one of their own in turn."""
-    names = sorted(phases, key=lambda name: (len(name), name))
-    spare = cycle(SPARE)
-    return {name: PHASES.get(name) or next(spare) for name in names}
-
-
-def ink(background: str) -> str:
-    """Black or white, whichever reads better on the background (WCAG's contrast)."""
-    return "#000000" if luminance(background) > 0.179 else "#FFFFFF"
-
-
-def luminance(rgb: str) -> float:
-    """Relative luminance of ``#rrggbb``, 0 to 1 (WCAG 2.2)."""
-    channels = (int(rgb[place : place + 2], 16) / 255 for place in (1, 3, 5))
-    linear = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels)
-    return sum(weight * c for weight, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True))

@@ -4,9 +4,9 @@ Colour is used only on request or at a terminal, and never if NO_COLOR is set. T
 terminal, or 100 columns without one.
 """
 
-import contextlib
 import io
 import os
+import shutil
 import sys
 from collections.abc import Sequence
 from itertools import groupby
@@ -18,16 +18,14 @@ from rich.padding import Padding
 from rich.table import Table as Grid
 from rich.text import Text
 
-from dpexp.config.printable import printable, printable_line
-from dpexp.record.phases import Phase
+from dpexp.config.printable import printable
 from dpexp.report import units
-from dpexp.report.section import Section, Table
-from dpexp.report.units import is_visible, phase_text
+from dpexp.report.section import Bar, Section, Table
 
 MOODS = {"good": "bold #00865c", "bad": "bold #d83a34", "warn": "bold #a96500"}
 """Styles of titles: green, red and amber, each legible on white and on black."""
-ASCII = str.maketrans({"█": "#", "·": ".", "…": "...", "×": "x", "µ": "u", "±": "+-"})
-NARROWEST, PIPED, WIDE, _GAP, _SHORTEST_BAR = 40, 100, 180, 2, 6
+ASCII = str.maketrans({"█": "#", "·": ".", "…": "...", "×": "x", "µ": "u"})
+NARROWEST, PIPED, WIDE, _GAP, _LONGEST_BAR, _SHORTEST_BAR = 40, 100, 180, 2, 40, 6
 
 
 def terminal_text(
@@ -46,27 +44,19 @@ def terminal_text(
     if color is None:
         color = stream.isatty() and os.environ.get("TERM") != "dumb"
     colored = color and not os.environ.get("NO_COLOR")
+    text = io.StringIO()
     console = Console(
-        file=io.StringIO(),
-        width=max(NARROWEST, width or terminal_width(piped, stream)),
+        file=text,
+        width=max(NARROWEST, width or terminal_width(stream) or piped),
         force_terminal=colored,
         color_system="truecolor" if colored else None,
         highlight=False,
         legacy_windows=False,
     )
-    lines = [line for section in sections for line in _lines(section, console)]
-    return encodable("\n".join(lines).rstrip(), stream)
-
-
-def _lines(section: Section, console: Console) -> list[str]:
-    """The lines of a section: its title, at most ``most`` others, an empty one."""
-    with console.capture() as captured:
+    for section in sections:
         console.print(_section(section, console.width))
-    lines = [line.rstrip() for line in captured.get().rstrip().split("\n")]
-    if section.most and len(lines) > section.most + 1:
-        rest = len(lines) - section.most
-        lines[section.most :] = [f"  … {rest} more lines: --full"]
-    return [*lines, ""]
+    lines = (line.rstrip() for line in text.getvalue().rstrip().split("\n"))
+    return encodable("\n".join(lines), stream)
 
 
 def encodable(text: str, stream: TextIO | None = None) -> str:
@@ -79,32 +69,26 @@ def encodable(text: str, stream: TextIO | None = None) -> str:
     return text
 
 
-def terminal_width(piped: int, stream: TextIO | None = None) -> int:
-    """COLUMNS if it is set, else the width of the stream's terminal, or ``piped`` where it is not one."""
-    stream = stream or sys.stdout
-    chosen = os.environ.get("COLUMNS", "")
-    if chosen.isdecimal() and int(chosen):
-        return int(chosen)
-    if not stream.isatty():
-        return piped
-    with contextlib.suppress(OSError):  # an editor's console calls itself a terminal
-        return os.get_terminal_size(stream.fileno()).columns or PIPED
-    return PIPED
+def terminal_width(stream: TextIO | None = None) -> int | None:
+    """COLUMNS if it is set, else the width of the stream's terminal; None where it is not one."""
+    if not ((stream or sys.stdout).isatty() or os.environ.get("COLUMNS")):
+        return None
+    return shutil.get_terminal_size((PIPED, 0)).columns
 
 
 def _section(section: Section, width: int) -> RenderableType:
     """The title, then everything else indented by two."""
     body: list[RenderableType] = [_text(line) for line in section.lines]
     if section.title == "Findings":
-        body = [_bullet(line) for line in body]
+        body = [_grid([(Text("-"), line)], gap=1) for line in body]
     if section.bars:
-        body.append(_bars(section, width))
+        body.append(_bars(section.bars, width))
     if section.table is not None and section.table.rows:
         body.append(_table(section.table, width - 2))
         if section.table.more:
-            body.append(Text(f"… and {section.table.more} more rows: --full", style="dim"))
+            body.append(Text(f"… and {section.table.more} more rows", style="dim"))
     if section.commands:
-        body.append(_commands(section.commands))
+        body.append(_grid([(_text(what, style="dim"), _text(line)) for what, line in section.commands]))
     title = _text(section.title, style=MOODS.get(section.mood, "bold"))
     return Group(title, Padding(Group(*body), (0, 0, 1, 2)))
 
@@ -114,23 +98,23 @@ def _text(text: str, style: str = "") -> Text:
     return Text(printable(text), style)
 
 
-def _bullet(line: RenderableType) -> RenderableType:
-    grid = Grid.grid(padding=(0, 1))
-    grid.add_row("-", line)
+def _grid(rows: Sequence[Sequence[RenderableType]], gap: int = _GAP, wraps: bool = False) -> Grid:
+    """Rows without a heading, of whose first cells only those that must are wrapped."""
+    grid = Grid.grid(padding=(0, gap, 0, 0))
+    grid.add_column(no_wrap=not wraps, overflow="fold")
+    for row in rows:
+        grid.add_row(*row)
     return grid
 
 
 def _table(table: Table, width: int) -> RenderableType:
-    """The table if it folds or each of its rows needs at most two lines, else a list of its rows.
-
-    A cell is wrapped between its words: where a column lacks the room for one, the table is a list, too.
-    """
+    """The table if its rows need at most two lines, whose words are not broken; else a list of its rows."""
     rows = [[_text(cell) for cell in row] for row in (table.columns, *table.rows)]
     columns = list(zip(*rows, strict=True))
     longest = [max(cell.cell_len for cell in column) for column in columns]
     words = [max(map(cell_len, " ".join(cell.plain for cell in column).split())) for column in columns]
     room = width - _GAP * (len(columns) - 1)
-    if sum(words) > room or (not table.folds and sum(longest) + _GAP * len(longest) > 1.4 * width):
+    if sum(words) > room or sum(longest) > 1.6 * room:
         return _list(table)
     grid = Grid(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="dim")
     for title, column_width in zip(rows[0], _fitted(longest, words, room), strict=True):
@@ -142,13 +126,11 @@ def _table(table: Table, width: int) -> RenderableType:
 
 def _fitted(widths: Sequence[int], least: Sequence[int], room: int) -> list[int]:
     """The widths of columns that together have so much room: the widest gives way first, to its ``least``."""
-    fits = (
-        found
-        for most in range(room, 0, -1)
-        if sum(found := [max(low, min(width, most)) for width, low in zip(widths, least, strict=True)])
-        <= room
-    )
-    return next(fits, list(least))
+    for most in range(max(widths), 0, -1):
+        found = [max(low, min(width, most)) for width, low in zip(widths, least, strict=True)]
+        if sum(found) <= room:
+            return found
+    return list(least)
 
 
 def _list(table: Table) -> RenderableType:
@@ -162,33 +144,15 @@ def _list(table: Table) -> RenderableType:
     return Group(*lines)
 
 
-def _bars(section: Section, width: int) -> RenderableType:
-    """A line for each phase; a narrow terminal has no room for the bars themselves."""
-    bars = section.bars
-    names, texts = (
-        max(map(len, each)) for each in ([*map(_indented, bars)], [phase_text(bar) for bar in bars])
-    )
-    longest = min(40, width - names - texts - 15)  # 2 of indentation, 6 between, 5 of a share
-    grid = Grid.grid(padding=(0, _GAP, 0, 0))
-    grid.add_column(no_wrap=names <= width // 2, overflow="fold")
+def _bars(bars: Sequence[Bar], width: int) -> RenderableType:
+    """A line for each bar; a narrow terminal has no room for the bars themselves."""
+    names, texts = max(cell_len(bar.name) for bar in bars), max(cell_len(bar.text) for bar in bars)
+    longest = min(_LONGEST_BAR, width - names - texts - 15)  # 2 of indentation, 6 between, 5 of a share
+    rows = []
     for bar in bars:
-        length = min(longest, max(1, round(min(1.0, bar.share) * longest))) if is_visible(bar) else 0
-        full, empty = "█" * length, "·" * (longest - length)
-        drawn = Text(full, style=section.colors[bar.name]) + Text(empty, style="dim")
+        length = round(min(1.0, bar.share) * longest)
+        drawn = Text("█" * length, bar.color) + Text("·" * (longest - length), style="dim")
         share = Text(units.percent(bar.share), justify="right")
         cells = (drawn, share) if longest >= _SHORTEST_BAR else (share,)
-        grid.add_row(_text(_indented(bar)), *cells, _text(phase_text(bar)))
-    return grid
-
-
-def _indented(bar: Phase) -> str:
-    return "  " * bar.depth + printable_line(bar.name)
-
-
-def _commands(commands: Sequence[tuple[str, str]]) -> RenderableType:
-    grid = Grid.grid(padding=(0, 2, 0, 0))
-    grid.add_column(no_wrap=True)
-    grid.add_column(overflow="fold")
-    for what, line in commands:
-        grid.add_row(_text(what, style="dim"), _text(line))
-    return grid
+        rows.append((_text(bar.name), *cells, _text(bar.text)))
+    return _grid(rows, wraps=names > width // 2)

@@ -10,32 +10,27 @@
 
 A phase is drawn on the device that it ends on, and those of a rank in the one lane of that rank. A replica
 has a lane on its device. A phase inside another, or at the same time, stands on a further level of its lane.
-The figures, the HTML page, the Chrome trace and MLflow's spans show these bars.
+The page, the notebook and the Chrome trace show these bars.
 """
 
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from dpexp.record.batches import Batches, Shape
+from dpexp.record.batches import Batches, Call, Shape
 from dpexp.record.phases import rows_of
-from dpexp.record.record import Record, Row
+from dpexp.record.record import Row
 from dpexp.record.traffic import by_phase
 from dpexp.record.view import RecordView
-from dpexp.report import layout
+from dpexp.report import layout, units
 
-Shapes = tuple[Shape, ...]
-Groups = dict[int | None, Batches]
-"""Batches by their rows."""
-Moved = Mapping[str, int]
-"""{phase: bytes}"""
 _ROUNDING = 1e-5
 """Bars whose end and start differ by less (ms) do not overlap: a Record rounds times to a nanosecond."""
 
 
 @dataclass(frozen=True)
 class Bar:
-    """One phase, or one replica's part of it. Times in ms from the start of the step.
+    """One phase, or one replica's part of it. Times in ms from the start of the step, shapes as text.
 
     With ranks, a rank is a replica, and the bars without one are those of the first rank again.
     """
@@ -45,8 +40,8 @@ class Bar:
     replica: int | None
     start: float
     ms: float
-    inputs: Shapes = ()
-    outputs: Shapes = ()
+    inputs: str = ""
+    outputs: str = ""
     bytes: int | None = None
     is_of_rank: bool = False
 
@@ -56,7 +51,7 @@ class Bar:
 
     @property
     def name(self) -> str:
-        return self.phase if self.replica is None or self.is_of_rank else f"replica {self.replica}"
+        return self.phase if self.replica is None or self.is_of_rank else self.owner
 
     @property
     def owner(self) -> str:
@@ -76,10 +71,6 @@ class Lane:
     levels: list[list[Bar]] = field(default_factory=list)
 
     @property
-    def bars(self) -> list[Bar]:
-        return [bar for level in self.levels for bar in level]
-
-    @property
     def name(self) -> str:
         return f"{self.device} {self.levels[0][0].owner if self.levels else 'idle'}".rstrip()
 
@@ -92,12 +83,9 @@ class Lane:
         self.levels.append([bar])
 
 
-@dataclass
+@dataclass(frozen=True)
 class TimelineStep:
-    """One phase-timed step: its start (ms since the first step), its time, the rows of its batch.
-
-    ``is_usual``: the medians of phases are of this step, too.
-    """
+    """One phase-timed step: its start (ms since the first step), its time, the rows of its batch."""
 
     number: int
     start: float
@@ -105,12 +93,6 @@ class TimelineStep:
     rows: int | None
     bars: list[Bar]
     lanes: list[Lane]
-    is_usual: bool = True
-
-    @property
-    def drawn(self) -> int:
-        """How many bars its lanes have."""
-        return sum(len(lane.bars) for lane in self.lanes)
 
     @property
     def phases(self) -> dict[str, float]:
@@ -122,68 +104,65 @@ class TimelineStep:
         return times
 
 
-def steps(record: Record | RecordView) -> list[TimelineStep]:
+def timeline_steps(view: RecordView) -> list[TimelineStep]:
     """Every phase-timed step of a Record, in order."""
-    view = RecordView.of(record)
     by_step: dict[int, list[Row]] = {}
     for row in view.record.timeline:
         by_step.setdefault(row["step"], []).append(row)
-    groups: Groups = {group.rows: group for group in reversed(view.batches)}
+    groups = {group.rows: group for group in reversed(view.batches)}
     moved = {rows: by_phase(view.moves_of(group)) for rows, group in groups.items()}
-    return [_step(view, number, rows, groups, moved) for number, rows in sorted(by_step.items())]
+    found = []
+    for number, rows in sorted(by_step.items()):
+        size = rows_of(view.record, number)
+        found.append(_step(view, number, rows, size, groups.get(size or 0), moved.get(size or 0, {})))
+    return found
 
 
-def typical_step(several: list[TimelineStep]) -> TimelineStep | None:
-    """Of the usual steps the one whose time and phases lie nearest to their medians; None without steps."""
-    usual = [step for step in several if step.is_usual] or several
-    times = [step.phases for step in usual]
-    names = dict.fromkeys(name for each in times for name in each)
-    medians = {name: statistics.median(each.get(name, 0.0) for each in times) for name in names}
+def typical_step(view: RecordView, steps: list[TimelineStep]) -> TimelineStep | None:
+    """The step whose time and phases lie nearest to their medians, of those that medians are of."""
+    usual = [step for step in steps if view.usual_numbers is None or step.number in view.usual_numbers]
+    times = {step.number: step.phases for step in usual or steps}
+    names = {name for each in times.values() for name in each}
+    medians = {name: statistics.median(each.get(name, 0.0) for each in times.values()) for name in names}
 
-    def distance(place: int) -> float:
-        return sum(abs(times[place].get(name, 0.0) - ms) for name, ms in medians.items())
+    def distance(step: TimelineStep) -> float:
+        return sum(abs(times[step.number].get(name, 0.0) - ms) for name, ms in medians.items())
 
-    return usual[min(range(len(usual)), key=distance)] if usual else None
+    return min(usual or steps, key=distance, default=None)
 
 
 def _step(
-    view: RecordView, number: int, rows: list[Row], groups: Groups, moved: Mapping[int | None, Moved]
+    view: RecordView,
+    number: int,
+    rows: list[Row],
+    size: int | None,
+    group: Batches | None,
+    moved: Mapping[str, int],
 ) -> TimelineStep:
     step_rows = [row for row in rows if row["phase"] == "step"] or rows
-    start = min(row["start_us"] for row in step_rows)
-    end = max(row["end_us"] for row in step_rows)
-    size = rows_of(view.record, number)
-    group, sent = groups.get(size), moved.get(size, {})
+    start, end = min(row["start_us"] for row in step_rows), max(row["end_us"] for row in step_rows)
     ranks = {each["rank"]: each["device"] for each in view.record.devices.get("ranks") or []}
-    bars = _by_start([_bar(row, start, group, sent, ranks) for row in rows if row["phase"] != "step"])
+    bars = []
+    for row in rows:
+        if row["phase"] != "step":
+            phase, replica = row["phase"], row["replica"]
+            inputs, outputs = _shapes(phase, replica, group) if group else ("", "")
+            size_moved = moved.get(phase) if replica is None else None
+            times = (row["start_us"] - start) / 1000, (row["end_us"] - row["start_us"]) / 1000
+            is_of_rank = replica in ranks
+            bars.append(Bar(phase, row["device"], replica, *times, inputs, outputs, size_moved, is_of_rank))
+    # of those that start together first what took no time, then the longest, which is outside
+    bars.sort(key=lambda bar: (bar.start, bar.ms > 0, -bar.ms))
     lanes = _lanes(bars, ranks)
     busy = {lane.device for lane in lanes if lane.replica is not None}
-    if busy:  # a device without rows has an empty lane
-        lanes += [Lane(device, None) for device in view.devices if device not in busy]
-    is_usual = view.usual_numbers is None or number in view.usual_numbers
-    return TimelineStep(number, start / 1000, (end - start) / 1000, size, bars, lanes, is_usual)
-
-
-def _bar(
-    row: Row, step_start: float, group: Batches | None, moved: Moved, ranks: Mapping[int | None, str]
-) -> Bar:
-    inputs, outputs = _shapes(row["phase"], row["replica"], group) if group else ((), ())
-    start, ms = (row["start_us"] - step_start) / 1000, (row["end_us"] - row["start_us"]) / 1000
-    size = moved.get(row["phase"]) if row["replica"] is None else None
-    is_of_rank = row["replica"] in ranks
-    return Bar(row["phase"], row["device"], row["replica"], start, ms, inputs, outputs, size, is_of_rank)
-
-
-def _by_start(bars: list[Bar]) -> list[Bar]:
-    """By start; of those that start together first what took no time, then the longest, which is outside."""
-    return sorted(bars, key=lambda bar: (bar.start, bar.ms > 0, -bar.ms))
+    idle = [Lane(device, None) for device in view.devices if busy and device not in busy]
+    return TimelineStep(number, start / 1000, (end - start) / 1000, size, bars, [*lanes, *idle])
 
 
 def _lanes(bars: list[Bar], ranks: Mapping[int | None, str]) -> list[Lane]:
     """The lanes of these bars, which are sorted by start: one for each rank, or device and replica."""
-    of_ranks = [bar for bar in bars if bar.is_of_rank]
     lanes: dict[tuple[str, int | None], Lane] = {}
-    for bar in of_ranks or bars:
+    for bar in [bar for bar in bars if bar.is_of_rank] or bars:
         key = (ranks.get(bar.replica, bar.device), bar.replica)
         lanes.setdefault(key, Lane(*key)).add(bar)
     return sorted(
@@ -192,34 +171,24 @@ def _lanes(bars: list[Bar], ranks: Mapping[int | None, str]) -> list[Lane]:
     )
 
 
-def _shapes(phase: str, replica: int | None, group: Batches) -> tuple[Shapes, Shapes]:
-    """Input and output shapes of a bar; a phase over all replicas has the shapes of each replica."""
+def _shapes(phase: str, replica: int | None, group: Batches) -> tuple[str, str]:
+    """Input and output shapes of a bar; of a phase over all replicas those of each replica."""
     split = next(iter(group.replicated), None)
-    if replica is not None and split is not None and replica < len(split.inputs):
-        return tuple(split.inputs[replica]), tuple(split.outputs[replica])
-    if replica is None and phase in ("forward", "loss"):
-        model = next((call for call in group.calls if call.scope == "outside"), None)
-        inputs, outputs = (_flat(model.inputs), _flat(model.outputs)) if model else ((), ())
-        return (inputs, outputs) if phase == "forward" else (outputs, ())
-    if replica is None and phase in ("embedding", "transfer"):
-        module = "embedding.transfer" if phase == "transfer" else phase
-        call = next((call for call in group.calls if call.module == module), None)
-        return (_flat(call.inputs), _flat(call.outputs)) if call else ((), ())
-    if replica is not None or split is None:
-        return (), ()
-    pieces, results = _flat(split.inputs), _flat(split.outputs)
-    return {
-        "scatter": (_joined(split.inputs), pieces),
-        "parallel_apply": (pieces, results),
-        "gather": (results, _joined(split.outputs)),
-    }.get(phase, ((), ()))
+    if replica is not None:
+        if split is None or replica >= len(split.inputs):
+            return "", ""
+        return units.shapes_text(split.inputs[replica]), units.shapes_text(split.outputs[replica])
+    named = _call(group, {"forward": "", "transfer": "embedding.transfer"}.get(phase, phase))
+    ends: Sequence[list[list[Shape]]] = (named.inputs, named.outputs) if named else ([], [])
+    outer = _call(group, split.module if split else "")
+    if split is not None and outer is not None:
+        stages = [outer.inputs, split.inputs, split.outputs, outer.outputs]
+        place = {"scatter": 0, "parallel_apply": 1, "gather": 2}.get(phase)
+        ends = ends if place is None else stages[place : place + 2]
+    inputs, outputs = (units.counted(map(units.shapes_text, shapes)) for shapes in ends)
+    return inputs, outputs
 
 
-def _flat(calls: list[list[Shape]]) -> Shapes:
-    return tuple(shape for call in calls for shape in call)
-
-
-def _joined(calls: list[list[Shape]]) -> Shapes:
-    """The shapes before scatter or after gather: the sum of the pieces' leading dimensions."""
-    columns = (pieces for pieces in zip(*calls, strict=False) if pieces[0])
-    return tuple([sum(dims[0] for dims in pieces), *pieces[0][1:]] for pieces in columns)
+def _call(group: Batches, module: str) -> Call | None:
+    """The call of a module outside of replicas."""
+    return next((call for call in group.calls if (call.module, call.scope) == (module, "outside")), None)

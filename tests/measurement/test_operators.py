@@ -19,6 +19,7 @@ from dpexp.measurement import operators
 from dpexp.measurement.operators import COSTLIEST, STEPS, bounded_trace
 from dpexp.record.files import PROFILER_TRACE
 from dpexp.record.record import Record
+from dpexp.record.view import RecordView
 from dpexp.report import summary
 from dpexp.report.sections import sections
 
@@ -114,8 +115,8 @@ def test_ranks_profile_together_and_the_first_keeps_its_trace(dpexp_home: Path) 
 
 def test_the_full_report_has_ten_operators_and_the_short_one_three(dpexp_home: Path) -> None:
     found = recorded(dpexp_home, RunConfig("single", devices="cpu", profile=True, **SHORT))
-    (full,) = [each for each in sections(found, full=True) if each.title == "Operators"]
-    (short,) = [each for each in sections(found) if each.title == "Operators"]
+    (full,) = [each for each in sections(RecordView(found), full=True) if each.title == "Operators"]
+    (short,) = [each for each in sections(RecordView(found)) if each.title == "Operators"]
     assert full.table is not None
     assert [row[0] for row in full.table.rows] == [row["name"] for row in found.work["operators"]["rows"]]
     assert (short.table, short.lines) == (None, full.lines)

@@ -56,7 +56,7 @@ def test_the_interval_of_the_median_covers_it_in_95_of_100_samples(count: int) -
 def test_a_run_with_a_few_interruptions_is_judged_and_they_are_named() -> None:
     record = timed(HELD)
     verdict = report.summary(record, width=300, full=True).splitlines()[1]
-    assert "a step, IQR 10 µs, n 80; interrupted: 4 of 80 steps hold 68% of the time" in verdict
+    assert "per step, IQR 10 µs, n 80; interrupted: 4 of 80 steps hold 68% of the time" in verdict
     assert RecordView(record).noise is None
     assert "cannot be judged" not in [found.name for found in findings_of(record)]
 
@@ -117,7 +117,7 @@ def test_a_noisy_pass_of_phases_leaves_the_steps_as_they_are() -> None:
     record.timeline = [row for row in record.timeline if row["phase"] == "step"]
     summarize(record)
     text = report.summary(record, width=300)
-    assert " a step, IQR " in text.splitlines()[1]
+    assert " per step, IQR " in text.splitlines()[1]
     section = text.partition("Where a step goes\n")[2]
     assert re.match(r"  medians of \d steps, without shares: they cannot be judged: the median of ", section)
 

@@ -64,19 +64,6 @@ def test_a_name_cannot_command_the_terminal(runs: Path) -> None:
     assert not set(text) & {"\x1b", "\x07"}
 
 
-@pytest.mark.parametrize(
-    ("names", "shown"),
-    [
-        (["cpu", "cpu:0"], "cpu, cpu:0"),
-        (["cpu", "cpu:0", "cpu:1"], "cpu, cpu:0-1"),
-        (["cuda:0", "cuda:1", "cuda:2", "cuda:5"], "cuda:0-2, cuda:5"),
-        (["cuda:0", "cuda:0"], "cuda:0, cuda:0"),
-    ],
-)
-def test_neighbouring_devices_are_shown_together(names: list[str], shown: str) -> None:
-    assert listing.device_ranges(names) == shown
-
-
 def test_a_run_from_another_machine_joins_the_runs_and_is_marked(runs: Path, tmp_path: Path) -> None:
     foreign = journals.complete(tmp_path / "runs", "abroad")
     foreign.with_name(PROFILER_TRACE).write_bytes(b'{"traceEvents":[]}')

@@ -1,64 +1,64 @@
 """Names and numbers as text."""
 
+import itertools
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dpexp.config.alike import merged
 from dpexp.report import units
 
 
 @pytest.mark.parametrize(
-    ("count", "full", "words"),
-    [(1, 2, "half"), (265, 1060, "a quarter"), (3, 24, "1/8"), (7, 20, "35%"), (0, 9, "nothing")],
+    ("function", "texts"),
+    [
+        (units.ms, {0.0: "0 ms", 0.042: "42 µs", 0.31: "0.31 ms", 12.34: "12.3 ms", 2500.0: "2.5 s"}),
+        (units.size, {48: "48 B", 3280: "3.28 kB", 999_700: "1 MB", 256e6: "256 MB", 3e15: "3,000 TB"}),
+        (units.flop, {640: "640 FLOP", 1.2e6: "1.2 MFLOP", 31e12: "31 TFLOP"}),
+        (units.percent, {0.0: "0%", 0.0042: "0.4%", 0.0996: "10%", 0.42: "42%"}),
+        (units.ratio, {0.0043: "0.0043x", 1.07: "1.07x", 12.0: "12x"}),
+    ],
 )
-def test_a_share_is_in_words(count: int, full: int, words: str) -> None:
-    assert units.fraction(count, full) == words
+def test_numbers_are_shown_in_a_suitable_unit(function: object, texts: dict[float, str]) -> None:
+    assert callable(function)
+    assert {value: function(value) for value in texts} == texts
 
 
-def test_a_share_of_bytes_has_one_unit() -> None:
-    assert units.part(265, 1060) == "265 of 1,060 B"
-    assert units.part(3_100_000, 12_400_000) == "3.1 of 12.4 MB"
-    assert units.part(0, 64_000_000_000) == "0 of 64 GB"
-
-
-def test_times_and_sizes_are_shown_in_a_suitable_unit() -> None:
-    assert [units.ms(value) for value in (0.0, 0.042, 0.31, 12.34, 2500.0)] == [
-        "0 ms",
-        "42 µs",
-        "0.31 ms",
-        "12.3 ms",
-        "2.5 s",
-    ]
-    assert [units.size(value) for value in (48, 3280, 256e6, 3e12)] == [
-        "48 B",
-        "3.28 kB",
-        "256 MB",
-        "3,000 GB",
-    ]
-    assert [units.percent(value) for value in (0.0, 0.0042, 0.0996, 0.42)] == ["0%", "0.4%", "10%", "42%"]
-
-
-def test_a_short_name_keeps_its_end_and_its_layer() -> None:
-    name = "encoder.layers.11.self_attention.linear_projection"
-    assert units.short_name(name, 40) == "…11.self_attention.linear_projection"
-    assert units.short_name(name, 22) == "…11…linear_projection"
-    assert units.short_name("a_long_name_without_parts", 12) == "…thout_parts"
-    assert units.short_name(name, 50) == name
-
-
-@given(
-    st.lists(
-        st.lists(
-            st.sampled_from(["encoder", "11", "2", "self_attention", "cross_attention", "x"]), min_size=1
-        ),
-        max_size=6,
-    )
+@pytest.mark.parametrize(
+    ("count", "full", "text"), [(1, 2, "1/2"), (3, 24, "1/8"), (7, 20, "35%"), (0, 9, "0%")]
 )
-def test_short_names_differ_where_names_do(several: list[list[str]]) -> None:
-    names = [".".join(parts) for parts in several]
+def test_a_part_is_a_fraction_or_a_share(count: int, full: int, text: str) -> None:
+    assert units.fraction(count, full) == text
+
+
+@given(st.lists(st.lists(st.sampled_from(["layers", "1", "attention", "x"]), min_size=1).map(".".join)))
+def test_short_names_keep_their_ends_and_differ_where_names_do(names: list[str]) -> None:
     short = units.short_names(names, 12)
     assert len(set(short)) == len(set(names))
-    for name, found in zip(names, short, strict=True):
-        assert found[-1] == name[-1]
-        index = next((part for part in reversed(name.split(".")[:-1]) if part.isdecimal()), "")
-        assert index in found
+    assert all(name.endswith(found.removeprefix("…")) for name, found in zip(names, short, strict=True))
+    assert all(len(name) <= 12 for name in short) or max(map(len, names)) > 12
+
+
+PARTS = st.sampled_from(["layers", "a", "0", "1", "2", "10"])
+NAMES = st.lists(PARTS, min_size=1, max_size=3).map(".".join)
+
+
+@given(st.lists(st.tuples(NAMES, st.integers(0, 2)), max_size=30, unique_by=lambda row: row[0]))
+def test_merged_names_stand_for_exactly_the_given_ones(rows: list[tuple[str, int]]) -> None:
+    """Each row is found again when the ranges of the merged names are written out."""
+
+    def written_out(part: str) -> list[str]:
+        if not re.fullmatch(r"[\d,-]+", part):
+            return [part]
+        ends = [piece.split("-") for piece in part.split(",")]
+        return [str(index) for end in ends for index in range(int(end[0]), int(end[-1]) + 1)]
+
+    found = [
+        (".".join(parts), content)
+        for name, content in merged(rows)
+        for parts in itertools.product(*map(written_out, name.split(".")))
+    ]
+    assert sorted(found) == sorted(rows)
+    assert len(merged(rows)) <= len(rows)

@@ -1,6 +1,7 @@
 """``scripts/runs.py``: what it lists, shows and refuses, and what ``--help`` imports."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -8,10 +9,12 @@ from pathlib import Path
 import journals
 import pytest
 from command_lines import ROOT, script
+from record_factory import whole
 from rich.cells import cell_len
 
 from dpexp.record.journal import JOURNAL
 from dpexp.record.record import Record, finish, fold
+from dpexp.record.runs import RunSummary
 from dpexp.report import listing
 
 
@@ -19,11 +22,11 @@ def test_list_has_a_line_for_each_run_the_newest_first(runs: Path) -> None:
     finish(journals.complete(runs, "older", started="2026-01-01T00:00:00+00:00"))
     finish(journals.complete(runs, "newer", started="2026-01-02T00:00:00+00:00", name="mine"))
     lines = script("runs.py", "list").stdout.splitlines()
-    header = "run name strategy execution devices verified step status MLflow started"
+    header = "run name strategy execution devices verified step IQR status MLflow started"
     assert lines[0].split() == header.split()
-    assert [line.split()[:6] for line in lines[1:]] == [
-        ["newer", "mine", "whole", "virtual", "cpu:0-1", "yes"],
-        ["older", "whole-linear-cpu:0-1", "whole", "virtual", "cpu:0-1", "yes"],
+    assert [re.split("  +", line)[:6] for line in lines[1:]] == [
+        ["newer", "mine", "whole", "virtual", "cpu:0, cpu:1", "yes"],
+        ["older", "whole-linear-cpu:0-1", "whole", "virtual", "cpu:0, cpu:1", "yes"],
     ]
     assert all(line.split()[-4:-2] == ["finished", "no"] for line in lines[1:])
     (newest,) = script("runs.py", "list", "-n", 1).stdout.splitlines()[1:]
@@ -40,8 +43,28 @@ def test_no_line_of_the_list_is_wider_than_the_terminal(runs: Path, columns: int
     assert max(map(cell_len, lines)) <= columns
     ids = [line.split()[0] for line in lines[1:]]
     assert [script("runs.py", "show", run_id).returncode for run_id in ids] == [0, 0, 0]
-    assert ("±" in lines[1], "started" in lines[0]) == (columns > 100, columns > 80)
     assert lines[1].index("1.05 ms") == lines[3].index("1.05 ms")
+
+
+def summary(number: int) -> RunSummary:
+    run_id = f"{number}1b2c3d4e5f6"
+    return RunSummary.of(whole(2, run_id=run_id, name=f"hybrid-embedding-cpu:{number}"))
+
+
+def test_a_narrow_list_drops_columns_then_shortens_ids_and_only_then_names() -> None:
+    runs = [summary(number) for number in range(3)]
+    full = listing.runs(runs, {}).splitlines()
+    assert "hybrid-embedding-cpu:0" in full[1]
+    assert len(full[0].split()) == 11
+    before = len(full[0].split()) + 1
+    for width in range(len(full[1]), 39, -1):
+        head, first, *_ = listing.runs(runs, {}, width=width).splitlines()
+        assert max(len(head), len(first)) <= width
+        columns, has_id = len(head.split()), first.startswith("01b2c3d4e5f6 ")
+        assert columns <= before
+        before = columns
+        assert "hybrid-embedding-cpu:0" in first or (columns == 4 and not has_id)
+        assert "verified" in head or not has_id
 
 
 def test_an_id_is_shortened_to_what_no_other_run_begins_with() -> None:

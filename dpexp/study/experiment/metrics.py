@@ -15,7 +15,6 @@ from dpexp.record.batches import parameter_bytes, replicated_bytes
 from dpexp.record.figures import FIGURES, Figure
 from dpexp.record.steps import present, spread, typical
 from dpexp.report import units
-from dpexp.report.units import call_texts
 from dpexp.study.experiment.records import MeasuredRun
 
 
@@ -62,7 +61,7 @@ def _split(run: MeasuredRun, _: str) -> str:
 def _replica_shapes(run: MeasuredRun, module: str) -> str:
     """Inputs and outputs of a module in its replicas, batch by batch."""
     return "; ".join(
-        " -> ".join(call_texts(call))
+        " -> ".join(units.call_texts(call))
         for group in run.view.batches
         for call in group.calls
         if call.module == module and call.scope == ("replica" if group.split else "outside")

@@ -56,7 +56,7 @@ def test_fsdp_computes_what_a_single_device_computes_from_shards() -> None:
     assert found["work"]["flops"]["forward"] == ddp["work"]["flops"]["forward"] / 3  # batches of 10, not 30
     assert {"all-gather", "backward all-gather", "reduce-scatter"} < set(found["phases"])
     text = report.summary(Record.from_dict(found), width=120, full=True)
-    assert "35% of block1, 308 of 880 B" in text  # 7 of 20 rows
+    assert "35% of block1, 308 B of 880 B" in text  # 7 of 20 rows
     padded = 4 * (7 * 10 + 7 + 7 * 20 + 7 + 7 * 20 + 7)  # a rank's shards, as long as the longest
     assert f"forward moves {units.size(3 * 2 * padded)}: " in text
     assert re.search(rf"reduce-scatter .*, {units.size(3 * 2 * padded)}\n", text)

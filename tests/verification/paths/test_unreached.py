@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 import dpexp
-from dpexp.report.verdict import unreached
+from dpexp.report.verification import unreached
 
 
 class Branches(nn.Module):

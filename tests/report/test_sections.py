@@ -1,0 +1,238 @@
+"""The report of a run: what its sections say, and in which order."""
+
+import json
+import re
+
+import pytest
+from record_factory import PHASES, hybrid, whole
+
+from dpexp import report
+from dpexp.record.figures import summarize
+from dpexp.record.record import Record
+from dpexp.record.view import RecordView
+from dpexp.report import plan, terminal, units
+from dpexp.report.findings import findings_of
+
+
+def titles(text: str) -> list[str]:
+    return [line for line in text.splitlines() if line and not line.startswith(" ")]
+
+
+def flat(text: str) -> str:
+    """The text as one line."""
+    return " ".join(text.split())
+
+
+def test_a_report_has_its_sections_in_order() -> None:
+    short = titles(report.summary(whole(2), width=100))
+    assert short == [
+        "Run whole-2 (0123456789ab)",
+        "Shapes",
+        "Device map",
+        "Where a step goes",
+        "Findings",
+        "Look further",
+    ]
+    assert titles(report.summary(whole(2), width=100, full=True)) == [short[0], "Verified", *short[1:]]
+
+
+def test_a_report_begins_with_a_verdict_and_five_lines_of_figures() -> None:
+    record = whole(3, phases=PHASES | {"replicate": 5.0})
+    lines = report.summary(record, width=120).splitlines()
+    median, iqr = (units.ms(record.summary["step_ms"][key]) for key in ("median", "iqr"))
+    found = findings_of(record)[0].name
+    assert lines[1] == f"  VIRTUAL devices, verified; {median} per step, IQR {iqr}, n 75; {found}"
+    starts = [
+        "strategy whole on 3 virtual devices: cpu:0, cpu:1, cpu:2; results on cpu:0",
+        "model linear, data random, batches of 30, float32, seed 0",
+        r"median of 75 steps of 30 rows; left out: 25 of 10 rows \(last of each epoch\)",
+        r"[\d,]+ samples/s on this CPU; [\d,]+ samples/s by wall clock; loss 1 at first, 0.01 at last",
+        "errors to a single device: outputs 2.9e-16, gradients 3.1e-16; limit 1e-12",
+    ]
+    assert all(re.fullmatch(f"  {start}", line) for start, line in zip(starts, lines[2:7], strict=True))
+    assert lines[7] == ""
+
+
+def test_a_run_that_cannot_be_judged_has_no_step_time_and_no_shares() -> None:
+    record = whole(2)
+    record.steps["time_ms"] = [ms * 3.0 ** (step % 11 - 5) for step, ms in enumerate(record.steps["time_ms"])]
+    text = report.summary(record, width=300)
+    assert re.search(r"verified; cannot be judged: .*; [\d,]+ samples/s by wall clock\n", text)
+    assert "per step" not in text
+    assert "without shares: the run cannot be judged" in text
+    assert "█" not in text
+
+
+def test_the_verdict_says_how_far_a_run_is_verified_where_the_limit_is_wide() -> None:
+    record = whole(2)
+    record.verification["tolerance"] = 1e-4
+    assert ", verified to 1e-04;" in report.summary(record).splitlines()[1]
+
+
+def test_a_failed_verification_is_shown_with_its_cause_and_figures_that_are_not_finite() -> None:
+    worst = {"kind": "outputs", "error": float("inf"), "tensor": "", "step": 1}
+    cause = "step 1 (30 rows): outputs differ by inf"
+    record = whole(2)
+    record.verification |= {"passed": False, "steps": 1, "worst": worst, "cause": cause}
+    record.verification |= {"output_error": float("inf"), "gradient_error": float("nan")}
+    for shown in (record, Record.from_dict(json.loads(record.to_json()))):
+        text = report.summary(shown, width=100)
+        assert "NOT THE SAME" in text.splitlines()[1]
+        assert "outputs differ by inf and gradients differ by nan from a single device in 1 step " in text
+        assert "the largest error is inf: outputs in step 1" in text
+        assert cause in text
+
+
+@pytest.mark.parametrize(
+    ("batches", "said"),
+    [
+        ((32, 32), "median of 100 steps of 32 rows"),
+        (
+            (30, 30, 20, 1),
+            "median of 50 steps of 30 rows; left out: 25 of 20 rows, 25 of 1 row (another size)",
+        ),
+    ],
+)
+def test_a_report_says_which_steps_are_not_in_the_median(batches: tuple[int, ...], said: str) -> None:
+    assert f"  {said}\n" in report.summary(whole(1, batches=batches), width=120)
+
+
+def test_a_short_report_cuts_shapes_and_device_map_and_a_full_one_has_all() -> None:
+    record = whole(3, batches=(30, 29, 28, 27, 26, 25, 24))
+    short, full = (report.summary(record, width=100, full=full) for full in (False, True))
+    assert "  … and 4 more lines\n" in short
+    assert "  … and 8 more rows\n" in short
+    assert "more rows" not in full
+    assert all(f"batch {number}: " in full for number in range(7))
+
+
+@pytest.mark.parametrize(
+    ("devices", "full", "last"),
+    [(2, "15 + 15", "5 + 5"), (3, "10 + 10 + 10", "4 + 4 + 2"), (8, "7 × 4 + 2", "5 × 2")],
+)
+def test_batches_show_how_they_were_split(devices: int, full: str, last: str) -> None:
+    text = report.summary(whole(devices), width=100)
+    assert f"batches 0-2: 30 rows -> {full}\n" in text
+    assert f"batch 3: 10 rows -> {last}\n" in text
+
+
+def test_layers_and_replicas_that_are_alike_share_a_row() -> None:
+    text = report.summary(whole(64, modules=12, batches=(512, 512)), width=80, full=True)
+    assert len(re.findall(r"layers\.0-11\.linear +64 × \(8, 5\) +64 × \(8, 2\) +64 replicas", text)) == 1
+    assert "a copy of layers.0-11.linear" in text
+    assert len(text.splitlines()) < 60
+
+
+def test_a_device_map_says_what_moves_and_which_part_of_a_module_a_rank_has() -> None:
+    record = whole(4)
+    text = report.summary(whole(2), width=100)
+    assert "forward moves 468 B: 300 B by scatter, 120 B by gather, 48 B by replicate" in text
+    assert "backward moves 168 B: 120 B by gather, 48 B by replicate" in text
+    record.devices["ranks"] = [{"rank": rank, "host": "a", "device": f"cpu:{rank}"} for rank in range(4)]
+    (weight, bias), record.device_map = record.device_map[:2], []
+    for rank in range(4):
+        shard = {"rank": rank, "device": f"cpu:{rank}", "replicas": [], "module": "block1"}
+        shard["placement"] = "S(0)"
+        record.device_map += [
+            weight | shard | {"shape": [20, 12], "local_shape": [5, 12], "bytes": 240},
+            bias | shard | {"shape": [20], "local_shape": [5], "bytes": 20},
+        ]
+    part = "1/4 of block1, 260 B of 1.04 kB  260 B of 1.04 kB each"
+    assert f"cpu:0 … cpu:3  {part}" in report.summary(record, width=100)
+    for row in record.device_map:
+        row |= {"device": "cpu"}
+    assert f"cpu of rank 0 … cpu of rank 3  {part}" in report.summary(record, width=100)
+
+
+def test_a_full_report_has_memory_by_category_and_work() -> None:
+    """Devices that are alike share a row; a figure of a device that is not known is a dash."""
+    use = {"parameters": 48, "buffers": 0, "gradients": 48, "optimizer": 96, "activations": 1200}
+    rows = [{"device": "cpu", "peak": 5000}, *({"device": f"cpu:{index}", **use} for index in range(3))]
+    work = {"rows": 30, "flops": {"forward": 600, "backward": 900}, "not_counted": ["embedding"]}
+    record = whole(3, step_ms=2.0, memory_use=rows, work=work)
+    per_second = 1500 / record.summary["step_ms"]["median"] * 1000
+    section = report.summary(record, width=120, full=True).partition("Memory and work of a step\n")[2]
+    computed, *lines = [re.split(r"  +", line.strip()) for line in section.splitlines()[:4]]
+    said = "a step of 30 rows computes at least 600 FLOP in forward, 900 FLOP in backward; "
+    assert computed == [f"{said}{units.flop(per_second)}/s; not counted: embedding"]
+    assert [line[0] for line in lines] == ["device", "cpu", "cpu:0, cpu:1, cpu:2"]
+    assert lines[0][4:] == ["optimizer state", "activations", "at most at once"]
+    assert lines[1][1:] == ["-"] * 5 + ["5 kB"]
+    assert lines[2][1:] == ["48 B", "0 B", "48 B", "96 B", "1.2 kB", "-"]
+    assert "Memory and work" not in report.summary(record, width=120)
+    record.work = {"rows": 10, "flops": work["flops"]}  # the observed step is not one of the usual size
+    record.summary = {}
+    assert "flops_per_s" not in summarize(record)
+
+
+def test_a_full_report_has_the_share_of_the_peak_tokens_and_energy() -> None:
+    rates = {"median": 9e9, "iqr": 1e8, "min": 8e9, "max": 1e10, "n": 20}
+    peak = {"device": "A CPU", "dtype": "float32", "threads": 2, "size": 512, "devices": 2}
+    energy = {"joules": {"package-0": 30.0, "cuda:0": 20.0}, "steps": 100}
+    work = {"rows": 30, "flops": {"forward": 10**7}, "tokens": 90.0, "peak": peak | {"flops_per_s": rates}}
+    record = whole(2, step_ms=2.0, work=work | {"energy": energy})
+    step_s = record.summary["step_ms"]["median"] / 1000
+    share = units.percent(10**7 / step_s / 2e10)
+    assert f"; share of the peak {share}\n" in report.summary(record, width=160)
+    text = flat(report.summary(record, width=160, full=True))
+    assert f"at least {share} of the peak of 2 × A CPU: 10 GFLOP/s, the most of 20 products" in text
+    assert f"{units.number(90 / step_s)} tokens/s; 0.5 J per step of package-0, cuda:0" in text
+
+
+def test_shares_of_phases_and_the_rest_add_up() -> None:
+    record = whole(2)
+    for row in record.timeline:
+        if row["phase"] == "step":
+            row["end_us"] += 500.0
+    bars = re.findall(r"^  (\S+) +[█·]+ +([\d.]+)%", report.summary(record, width=120), re.MULTILINE)
+    assert [name for name, _ in bars] == [*PHASES, "(rest)"]
+    assert sum(float(share) for _, share in bars) == pytest.approx(100, abs=1)
+    assert RecordView(record).phase_coverage == pytest.approx(0.8)
+    assert "the phases cover 80% of it" in report.summary(record, width=120)
+
+
+def test_what_a_reader_must_know_stands_at_the_head() -> None:
+    record = whole(2)
+    record.devices["requested"] = ["auto"]
+    assert "no accelerator: the run emulates 2 (--virtual 2); --devices cpu" in flat(report.summary(record))
+    record.execution, record.damage = "passthrough", ["line 3 is torn"]
+    text = report.summary(record)
+    assert "emulate devices: --virtual 2" in text
+    assert "DAMAGED: line 3 is torn" in text
+    assert report.summary(whole(2, virtual=False)).splitlines()[1].startswith("  REAL")
+
+
+def test_runs_that_failed_or_have_only_begun_have_a_report() -> None:
+    record = whole(2, status="failed", error={"type": "ValueError", "message": "no", "traceback": ""})
+    assert report.summary(record, width=100).splitlines()[1] == "  FAILED: ValueError: no"
+    assert "RUNNING" in report.summary(Record(run_id="ab"))
+    assert "RUNNING" in report.note(Record(run_id="ab"))
+    early = Record(name="early", strategy="custom", status="failed", execution="virtual")
+    assert "strategy custom; devices not recorded" in report.summary(early)
+
+
+def test_run_again_has_the_options_that_differ_from_the_defaults() -> None:
+    assert "python scripts/run.py whole --virtual 2\n" in report.summary(whole(2), width=100)
+    text = report.summary(hybrid(sparse=True), width=100)
+    assert "python scripts/run.py hybrid --virtual 1 --sparse\n" in text
+
+
+def test_one_of_anything_is_not_many() -> None:
+    record = whole(1, steps=1, batches=(1,))
+    record.environment["threads"] = record.verification["steps"] = 1
+    text = report.summary(record, width=200, full=True)
+    assert "median of 1 step of 1 row\n" in text
+    assert not re.search(r"(?<![\d.,-])1 (?:steps|rows|threads|batches|replicas|devices|modules)\b", text)
+
+
+def test_a_dry_run_of_64_replicas_and_12_layers_fits_on_a_screen() -> None:
+    record = whole(64, modules=12, batches=(512, 100))
+    names = ("name", "execution", "config", "devices", "device_map", "shapes")
+    split = {"module": "", "rows": 512, "batches": 3, "pieces": [8] * 64, "devices": record.devices["used"]}
+    planned = {name: getattr(record, name) for name in names} | {"note": "a note"}
+    planned["splits"] = [split, split | {"rows": 100, "batches": 1}]
+    text = terminal.terminal_text(plan.plan_sections(planned), width=80)
+    assert len(text.splitlines()) <= 40
+    assert "batches 0-2: 512 rows -> 64 × 8" in text
+    assert "(model): 3 batches of 512 rows -> 64 × 8 on cpu:0 … cpu:63" in text
+    assert "layers.0-11.linear" in text
