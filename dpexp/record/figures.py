@@ -35,7 +35,7 @@ class At(Flag):
     TABLE = auto()
     """The table of a comparison."""
     ROWS = auto()
-    """The CSV and JSON of a comparison."""
+    """The CSV of a comparison."""
 
 
 def typical_of(values: Sequence[float | None]) -> float | None:

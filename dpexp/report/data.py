@@ -16,56 +16,43 @@ def to_csv(comparison: Comparison) -> str:
     if rows:
         writer = csv.DictWriter(text, rows[0], lineterminator="\n")
         writer.writeheader()
-        writer.writerows(
-            {key: printable_line(each) if isinstance(each, str) else each for key, each in row.items()}
-            for row in rows
-        )
+        for row in rows:
+            texts = {key: printable_line(each) for key, each in row.items() if isinstance(each, str)}
+            writer.writerow(row | texts)
     return text.getvalue()
 
 
 def comparison_rows(comparison: Comparison) -> list[dict[str, Any]]:
     """The configs of all groups, fastest first in each; the same keys in every row, None where unknown."""
-    names = dict.fromkeys(name for group in comparison.groups for name in group.metrics)
+    metrics = dict.fromkeys(name for group in comparison.groups for name in group.metrics)
     return [
-        _facts(number, group, cell) | _figures(group, cell, [*names])
+        {"comparison": number, **_row(group, cell), **{name: cell.metrics().get(name) for name in metrics}}
         for number, group in enumerate(comparison.groups, start=1)
         for cell in group.ranked
     ]
 
 
-def _facts(number: int, group: Group, cell: Cell) -> dict[str, Any]:
-    first = cell.first
-    return {
-        "comparison": number,
+def _row(group: Group, cell: Cell) -> dict[str, Any]:
+    first, speed_up = cell.first, cell.speed_up(group.baseline)
+    row: dict[str, Any] = {
         "name": first.name,
         "runs": " ".join(run.run_id for run in cell.runs),
-        "started": first.started,
-        "strategy": first.strategy,
-        "model": first.config.get("model"),
-        "data": first.config.get("data"),
+        **{key: getattr(first, key) for key in ("started", "strategy", "execution")},
+        **{key: first.config.get(key) for key in ("model", "data")},
         "rows": cell.rows,
         "devices": cell.devices,
-        "execution": group.key.execution,
         "host": group.key.machine[0],
         "is_baseline": cell is group.baseline,
     }
-
-
-def _figures(group: Group, cell: Cell, metrics: list[str]) -> dict[str, Any]:
-    """The figures of the registry; the speed-up is that over the baseline, with the ends of its interval."""
-    row: dict[str, Any] = {}
     for figure in figures(At.ROWS):
-        if figure.name == "speed_up":
-            found = cell.speed_up(group.baseline)
-            is_known = cell is not group.baseline and found.is_known
-            ends = {"low": found.low, "high": found.high, "seen": found.least_seen}
-            row["speed_up"] = found.value
-            row |= {f"speed_up_{name}": end if is_known else None for name, end in ends.items()}
-            row["verdict"] = verdict(found) if is_known else ""
-        elif figure.name == "metrics":
-            row |= {name: cell.metrics().get(name) for name in metrics}
-        else:
+        if figure.name not in ("speed_up", "metrics"):
             row[figure.name] = cell.number(figure)
             if figure.is_sampled:
                 row[f"{figure.name}_iqr"] = cell.pooled(figure)["iqr"]
-    return row
+    ends = {"low": speed_up.low, "high": speed_up.high, "seen": speed_up.least_seen}
+    is_known = cell is not group.baseline and speed_up.is_known
+    return row | {
+        "speed_up": speed_up.value,
+        **{f"speed_up_{name}": end if is_known else None for name, end in ends.items()},
+        "verdict": verdict(speed_up) if is_known else "",
+    }

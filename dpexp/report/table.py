@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from dpexp.config.names import cell_title
 from dpexp.config.ranges import plural
 from dpexp.record.figures import At, Figure, figures
-from dpexp.record.record import Record
 from dpexp.report import layout, units
 from dpexp.report.compare import Cell, Comparison, Group
 from dpexp.report.intervals import ONE_RUN, Interval
@@ -35,18 +34,16 @@ def shown_cells(group: Group) -> list[Cell]:
 
 
 def labels(cells: Sequence[Cell]) -> list[str]:
-    """The runs' names, with the run id where names are equal, and ``x 3`` after three repeats."""
-    names = [_name(cell.first) for cell in cells]
-    return [
-        (name if names.count(name) == 1 else f"{name} {cell.first.run_id[:6]}")
-        + (f" x {len(cell.runs)}" if len(cell.runs) > 1 else "")
-        for cell, name in zip(cells, names, strict=True)
+    """The runs' names, those of a sweep as their cells read, with the run id where names are equal."""
+    runs = [cell.first for cell in cells]
+    names = [
+        (cell_title(run.name.rpartition(".r")[0]) if run.parent else run.name) or run.name or run.strategy
+        for run in runs
     ]
-
-
-def _name(run: Record) -> str:
-    """The name of the run; of a sweep's that of its cell, as one reads it."""
-    return (cell_title(run.name.rpartition(".r")[0]) if run.parent else run.name) or run.name or run.strategy
+    return [
+        name if names.count(name) == 1 else f"{name} {run.run_id[:6]}"
+        for name, run in zip(names, runs, strict=True)
+    ]
 
 
 def dates(cells: Sequence[Cell]) -> str:
@@ -77,7 +74,8 @@ def _group(group: Group, number: int) -> Section:
     lines = (about, _fastest(names, cells), *_caveats(group, names, cells))
     columns = {
         "run": names,
-        "id": _run_ids(cells),
+        "id": prefixes([cell.first.run_id for cell in cells]),
+        "runs": [str(len(cell.views)) for cell in cells],
         "strategy": [cell.first.strategy for cell in cells],
         "devices": [str(cell.devices) for cell in cells],
     }
@@ -92,13 +90,6 @@ def _group(group: Group, number: int) -> Section:
     rows = tuple(zip(*columns.values(), strict=True))
     table = Table(tuple(columns), rows, len(group.cells) - len(cells))
     return Section(f"Comparison {number}: {plural(len(group.cells), 'config')}", lines, table=table)
-
-
-def _run_ids(cells: Sequence[Cell]) -> list[str]:
-    """The id of each cell's first run, shortened, and how many more runs it has: ``8f3a12bc +2``."""
-    ids = prefixes([cell.first.run_id for cell in cells])
-    more = (len(cell.runs) - 1 for cell in cells)
-    return [f"{run_id} +{count}" if count else run_id for run_id, count in zip(ids, more, strict=True)]
 
 
 def _fastest(names: Sequence[str], cells: Sequence[Cell]) -> str:
@@ -122,15 +113,14 @@ def _caveats(group: Group, names: Sequence[str], cells: Sequence[Cell]) -> list[
         which = ", ".join(f"{plural(count, 'run')} of {name}" for count, name in counted if count)
         lines.append(f"too noisy to be judged: {which}")
     others = [cell for cell in group.cells if cell is not group.baseline]
-    found = [cell.speed_up(group.baseline) for cell in others]
-    if any(not each.is_known for each in found):
+    if any(not cell.speed_up(group.baseline).is_known for cell in others):
         lines.append(
             "a config that ran once has no interval: its steps do not show how far the next run will lie; "
             "repeat it to compare it"
         )
     if any(
-        1.0 not in each and group.baseline.medians.keys().isdisjoint(cell.medians)
-        for cell, each in zip(others, found, strict=True)
+        1.0 not in cell.speed_up(group.baseline) and group.baseline.medians.keys().isdisjoint(cell.medians)
+        for cell in others
     ):
         lines.append(
             "runs that were not made in the rounds of one sweep: a drift of the machine between them looks "
