@@ -42,7 +42,7 @@ def _output(name: str, help: str) -> Any:
 PrintConfig = Annotated[bool, _output("--print-config", "Print the complete config as JSON and stop.")]
 _DryRun = Annotated[bool, _output("--dry-run", "Show devices, device map and batch split without a run.")]
 _Json = Annotated[bool, _output("--json", "Print one JSON document, the Record of a run, and nothing else.")]
-Full = Annotated[bool, _output("--full", "Print the complete summary, not ten lines of a section.")]
+Full = Annotated[bool, _output("--full", "Print the complete summary, with every row.")]
 Quiet = Annotated[bool, _output("--quiet", "No progress bar and no summary.")]
 Debug = Annotated[bool, _output(DEBUG, "Show the traceback of an error.")]
 

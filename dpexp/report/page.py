@@ -122,11 +122,11 @@ def _median(view: RecordView, phase: str) -> str:
 
 
 def _axis(ms: float) -> str:
-    """Ticks at 0 and at two to five round times."""
+    """Ticks at 0 and at three to seven round times."""
     if not 0 < ms < math.inf:
         return ""
     power = 10.0 ** math.floor(math.log10(ms))
-    size = next(size for size in (5 * power, 2 * power, power, power / 2) if ms / size >= 2)
+    size = next(part * power for part in (2.0, 1.0, 0.5, 0.2) if ms >= 3 * part * power)
     ticks = (number * size for number in range(int(ms / size) + 1))
     return "".join(f'<i style="left:{100 * tick / ms:.2f}%">{units.ms(tick)}</i>' for tick in ticks)
 

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 import pytest
 from command_lines import ROOT, shared, wait
-from playwright.sync_api import Browser, Locator, Page, expect
+from playwright.sync_api import Browser, Page, expect
 from servers import free_port
 from tracking_processes import TIMEOUT_S, wait_until
 
@@ -187,26 +187,11 @@ def test_the_device_map_is_a_table(visit: Visit) -> None:
         expect(visit.page.get_by_text(word, exact=True).first).to_be_visible()
 
 
-def test_the_timelines_own_scripts_run_in_the_sandboxed_preview(visit: Visit) -> None:
+def test_the_timeline_is_shown_in_the_sandboxed_preview(visit: Visit) -> None:
     visit.artifact("timeline.html")
-    expect(visit.page.locator("iframe")).to_have_attribute("sandbox", re.compile("allow-scripts"))
-    preview = visit.page.frame_locator("iframe")
-    bar = preview.locator("section:not([hidden]) .bar", has_text="replica 1")
-    bar.hover()
-    expect(preview.locator("#tip")).to_contain_text("parallel_apply, replica 1")
-    expect(preview.locator("#tip")).to_contain_text("in (15, 5)")
-    preview.locator("#step").select_option("3")
-    expect(preview.locator("section[data-step='3']")).to_be_visible()
-    bar = preview.locator("section:not([hidden]) .bar", has_text="replica 0")
-    narrow = width(bar)
-    preview.get_by_role("button", name="zoom in").click()
-    assert width(bar) > 1.5 * narrow
-
-
-def width(element: Locator) -> float:
-    box = element.bounding_box()
-    assert box is not None
-    return box["width"]
+    bar = visit.page.frame_locator("iframe").locator(".bar", has_text="replica 1")
+    expect(bar).to_be_visible()
+    expect(bar).to_have_attribute("title", re.compile(r"parallel_apply, replica 1(.|\n)*in \(15, 5\)"))
 
 
 @pytest.mark.parametrize("figure", ["phases.png", "layout.png"])
