@@ -168,7 +168,7 @@ def _create(folder: Path) -> Any:
     """A new journal's file, with a durable name and locked before it has it: no reader finds it unlocked."""
     starting = folder / f".{JOURNAL}"
     file = open(os.open(starting, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600), "r+b", 0)  # noqa: SIM115
-    _lock(file)
+    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     starting.rename(folder / JOURNAL)
     sync_folder(folder)
     sync_folder(folder.parent)
@@ -176,27 +176,15 @@ def _create(folder: Path) -> Any:
 
 
 def _open_locked(path: Path) -> Any:
-    """An existing journal's file, locked for its new writer."""
+    """An existing journal's file, locked for its new writer. Raises JournalError where one is alive."""
     try:
+        if is_open(path):
+            raise JournalError(f"{path}: another process is writing it")
         file = open(path, "r+b", 0)  # noqa: SIM115 - closed by Journal.close
+        fcntl.flock(file, fcntl.LOCK_EX)  # a reader holds it for a moment
     except OSError as error:
         raise JournalError(f"cannot append to {path}: {error.strerror}") from error
-    try:
-        _lock(file)
-    except BlockingIOError:
-        file.close()
-        raise JournalError(f"{path}: another process is writing it") from None
     return file
-
-
-def _lock(file: Any) -> None:
-    """Lock a journal for its writer; a reader holds it for a moment. Raises BlockingIOError for a writer."""
-    while True:
-        try:
-            return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # a writer lets no reader in
-            time.sleep(0.001)
 
 
 _open_files: weakref.WeakSet[Any] = weakref.WeakSet()

@@ -7,8 +7,6 @@ are unknown, as in Records of programs.
 
 from __future__ import annotations
 
-import math
-import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -17,7 +15,6 @@ from dpexp.record.record import Record, Row
 
 REST = "(rest)"
 """What of a step is in no phase."""
-_ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
@@ -43,30 +40,6 @@ def rows_of(record: Record, step: int) -> int | None:
     if not total or not size or min(total, size) < 1 or record.data.get("batches"):
         return None
     return int(min(size, total - size * (step % -(-total // size))))
-
-
-def usual_numbers(record: Record, rows: int) -> set[int] | None:
-    """The phase-timed steps of batches with so many rows; of the most frequent size if none has them.
-
-    None where sizes are unknown.
-    """
-    numbers = {row["step"] for row in record.timeline if row["phase"] == "step"}
-    sizes = {number: found for number in numbers if (found := rows_of(record, number)) is not None}
-    usual = rows if rows in sizes.values() else max(statistics.multimode(sizes.values()), default=None)
-    return {number for number, found in sizes.items() if found == usual} or None
-
-
-def phase_samples(record: Record, usual: set[int] | None) -> dict[str, list[float]]:
-    """{phase: its times in ms in these steps}; in all where they are None, or not one to a step."""
-    count = sum(row["phase"] == "step" for row in record.timeline)
-    return {
-        name: [
-            ms
-            for number, ms in enumerate(times)
-            if ms is not None and (usual is None or count != len(times) or number in usual)
-        ]
-        for name, times in record.phases.items()
-    }
 
 
 def phase_tree(record: Record) -> Iterator[tuple[str, int]]:
@@ -142,20 +115,6 @@ def step_spans(record: Record, usual: set[int] | None) -> list[StepSpans]:
             step.phases[row["phase"]] += _length(row) / 1000
         step.covered = union_length((row["start_us"], row["end_us"]) for row in spans[number]) / 1000
     return list(steps.values())
-
-
-def shares(steps: Iterable[StepSpans]) -> dict[str, float]:
-    """{phase: the part of a step that it takes, the mean over the steps}, and that of what is in no phase.
-
-    So phases that follow each other and the rest add up to 1.
-    """
-    known = [step for step in steps if step.ms > 0 and math.isfinite(step.ms)]
-    if not known:
-        return {}
-    names = dict.fromkeys(name for step in known for name in step.phases)
-    found = {name: statistics.fmean(step.phases[name] / step.ms for step in known) for name in names}
-    rest = 1 - statistics.fmean(step.covered / step.ms for step in known)
-    return found | {REST: rest if rest > _ROUNDING else 0.0}
 
 
 def union_length(intervals: Iterable[tuple[float, float]]) -> float:

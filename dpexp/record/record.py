@@ -77,19 +77,16 @@ class Record:
         older than the journal. Raises JournalError for what dpexp did not write, or a newer dpexp did.
         """
         if path.is_file():
-            return cls._read(path)
+            try:
+                return cls.from_json(path.read_bytes())
+            except (OSError, *NOT_OF_DPEXP) as error:
+                raise JournalError(f"{path}: not a Record: {describe(error)}") from error
         journal, written = path / JOURNAL, path / RECORD
-        with contextlib.suppress(OSError, JournalError):
-            if not journal.exists() or journal.stat().st_mtime_ns <= written.stat().st_mtime_ns:
-                return cls._read(written)
+        if written.is_file():
+            with contextlib.suppress(JournalError):
+                if not journal.exists() or journal.stat().st_mtime_ns <= written.stat().st_mtime_ns:
+                    return cls.load(written)
         return fold(journal)
-
-    @classmethod
-    def _read(cls, path: Path) -> Record:
-        try:
-            return cls.from_json(path.read_bytes())
-        except (OSError, *NOT_OF_DPEXP) as error:
-            raise JournalError(f"{path}: not a Record: {describe(error)}") from error
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Record:

@@ -154,18 +154,11 @@ def find(runs: Path, name: str) -> Path:
 
 
 def delete_run(folder: Path) -> None:
-    """Delete a run's folder; an interrupted deletion leaves a hidden one, which the next one deletes.
-
-    Raises JournalError.
-    """
-    hidden = folder.with_name(f".removed-{folder.name}")
+    """Delete a run's folder. Raises JournalError if the run is running, or its files cannot be deleted."""
     try:
         if (folder / JOURNAL).is_file() and is_open(folder / JOURNAL):
             raise JournalError(f"run {folder.name} is running: end it first; nothing was deleted")
-        if hidden.exists():
-            shutil.rmtree(hidden)
-        folder.rename(hidden)
-        shutil.rmtree(hidden)
+        shutil.rmtree(folder)
     except OSError as error:
         raise JournalError(f"run {folder.name} cannot be deleted: {error}") from error
 

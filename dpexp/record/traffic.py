@@ -1,8 +1,8 @@
-"""Communication: the bytes that a training step moves between devices, forward and backward.
+"""Traffic: the bytes that a training step moves between devices, forward and backward.
 
-What counts is defined in docs/definitions.md: payload that leaves one device for another in a step of the
-largest batch. Between the devices of a process these are copies , of bytes that the run observed.
-What ranks send each other was counted in a step. Both are known of a Record that has these bytes::
+What counts is defined in docs/definitions.md: payload that leaves one device for another. Between the devices
+of a process these are copies, of bytes that the run observed; what ranks send each other was counted in a
+step. Both are known of a Record that has these bytes::
 
     strategy         forward                               backward
     whole, block     scatter, replicate, gather            gather, replicate (sums), scatter of gradients
@@ -12,6 +12,7 @@ What ranks send each other was counted in a step. Both are known of a Record tha
     hybrid (ranks)   all-to-all of ids and vectors         all-to-all of gradients, or all-reduce
 """
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -60,61 +61,39 @@ def is_known(record: Record, batches: Iterable[Batches]) -> bool:
 
 def moves(record: Record, group: Batches, is_largest: bool) -> list[Move]:
     """What a step of these batches moves, which are the largest or not."""
-    trains = not record.config.get("eval")
-    found = list(transfers(record, group, trains))
-    if not record.devices.get("ranks"):
-        found += between_replicas(record, group, trains)
-    else:
+    found = list(_transfers(record, group))
+    if record.devices.get("ranks"):
         found += _between_ranks(record, group, is_largest)
-    return [move for move in found if move.source != move.target and move.bytes > 0]
+    else:
+        for call in group.replicated:
+            found += _scattered(record, call)
+            found += _replicated(record, call)
+    trains = not record.config.get("eval")
+    return [
+        move
+        for move in found
+        if move.source != move.target and move.bytes > 0 and (trains or not move.is_backward)
+    ]
 
 
 def by_phase(moves: Iterable[Move]) -> dict[str, int]:
     """{phase: the bytes that it moves}, of those that move any."""
-    found: dict[str, int] = {}
+    found = Counter[str]()
     for move in moves:
-        found[move.phase] = found.get(move.phase, 0) + move.bytes
-    return found
+        found[move.phase] += move.bytes
+    return dict(found)
 
 
-def _between_ranks(record: Record, group: Batches, is_largest: bool) -> Iterator[Move]:
-    """The collectives that were counted: pieces to their rank, of others all to the next one of a ring.
-
-    Older Records have those of the largest batch.
-    """
-    ring = [rank["device"] for rank in record.devices["ranks"]]
-    counted = record.summary["collectives"]
-    for row in (row for row in counted if (row["batch"] in group.numbers if "batch" in row else is_largest)):
-        target = row.get("to", (row["rank"] + 1) % len(ring))
-        if row["rank"] < len(ring) and target < len(ring):
-            ends = ring[row["rank"]], ring[target]
-            yield Move(row["what"], _phase(row, record), *ends, row["bytes"], row["backward"])
-
-
-def _phase(row: Row, record: Record) -> str:
-    """The phase of a collective; DistributedDataParallel times its all-reduce inside backward by itself."""
-    phase: str = row.get("phase", "backward" if row["backward"] else "forward")
-    is_reduced_by_ddp = (row["what"], phase) == ("all-reduce", "backward") and "allreduce" in record.phases
-    return "allreduce" if is_reduced_by_ddp else phase
-
-
-def between_replicas(record: Record, group: Batches, trains: bool) -> Iterator[Move]:
-    """What replicas of one process get and send back."""
-    for call in group.replicated:
-        yield from _scattered(record, call, trains)
-        yield from _replicated(record, call, trains)
-
-
-def transfers(record: Record, group: Batches, trains: bool) -> Iterator[Move]:
-    """What each call of a Transfer moves, of which its row says from where."""
+def _transfers(record: Record, group: Batches) -> Iterator[Move]:
+    """What each call of a Transfer moves, of which its row says from where; and its gradients back."""
     for row in (row for call in group.calls for row in call.rows if "moved" in row):
         moved: dict[str, int] = row["moved"]
         # the ranks of a run are observed without gradients
         back: dict[str, int] = row.get("moved_back", moved if _host_trains(record, row["module"]) else {})
-        yield from (Move("transfer", "transfer", source, row["device"], n) for source, n in moved.items())
-        if trains:
-            sent = back.items()
-            yield from (Move("transfer", "backward", row["device"], source, n, True) for source, n in sent)
+        for source, count in moved.items():
+            yield Move("transfer", "transfer", source, row["device"], count)
+        for source, count in back.items():
+            yield Move("transfer", "backward", row["device"], source, count, True)
 
 
 def _host_trains(record: Record, transfer: str) -> bool:
@@ -123,26 +102,40 @@ def _host_trains(record: Record, transfer: str) -> bool:
     return any(is_trained(row) and f"{row['module']}.".startswith(module) for row in record.device_map)
 
 
-def _scattered(record: Record, call: Call, trains: bool) -> Iterator[Move]:
+def _scattered(record: Record, call: Call) -> Iterator[Move]:
     """Inputs to the replicas of a call and outputs back, then the gradients of both the other way."""
     first, output = call.devices[0], record.devices["output"] or "cpu"
     for row in call.rows:
         device, found = row["device"], row.get("bytes", {})
         yield Move("scatter", "scatter", first, device, found.get("inputs", 0))
         yield Move("gather", "gather", device, output, found.get("outputs", 0))
-        if trains:
-            yield Move("gather", "backward", output, device, found.get("output_gradients", 0), True)
-            yield Move("scatter", "backward", device, first, found.get("input_gradients", 0), True)
+        yield Move("gather", "backward", output, device, found.get("output_gradients", 0), True)
+        yield Move("scatter", "backward", device, first, found.get("input_gradients", 0), True)
 
 
-def _replicated(record: Record, call: Call, trains: bool) -> Iterator[Move]:
+def _replicated(record: Record, call: Call) -> Iterator[Move]:
     """Parameters and buffers to the replicas, at each call; the gradients of parameters back, added up."""
+    options = STRATEGY_OPTIONS.get(record.strategy)
+    copies_to_all = options is not None and options.copies_to_all
     for row in model_rows(record):
-        if not (row["replicas"] and f"{row['module']}.".startswith(f"{call.module}." if call.module else "")):
-            continue
-        options = STRATEGY_OPTIONS.get(record.strategy)
-        for device in row["replicas"] if options is not None and options.copies_to_all else call.devices:
-            yield Move("replicate", "replicate", row["device"], device, row["bytes"])
-        if trains and is_trained(row):
-            for device in call.devices:
+        if row["replicas"] and f"{row['module']}.".startswith(f"{call.module}." if call.module else ""):
+            for device in row["replicas"] if copies_to_all else call.devices:
+                yield Move("replicate", "replicate", row["device"], device, row["bytes"])
+            for device in call.devices if is_trained(row) else ():
                 yield Move("replicate", "backward", device, row["device"], row["bytes"], True)
+
+
+def _between_ranks(record: Record, group: Batches, is_largest: bool) -> Iterator[Move]:
+    """The collectives that were counted: pieces to their rank, of others all to the next one of a ring.
+
+    Older Records have those of the largest batch. DistributedDataParallel times its all-reduce by itself.
+    """
+    ring = [rank["device"] for rank in record.devices["ranks"]]
+    counted = record.summary["collectives"]
+    for row in (row for row in counted if (row["batch"] in group.numbers if "batch" in row else is_largest)):
+        phase = row.get("phase", "backward" if row["backward"] else "forward")
+        if (row["what"], phase) == ("all-reduce", "backward") and "allreduce" in record.phases:
+            phase = "allreduce"
+        target = row.get("to", (row["rank"] + 1) % len(ring))
+        if row["rank"] < len(ring) and target < len(ring):
+            yield Move(row["what"], phase, ring[row["rank"]], ring[target], row["bytes"], row["backward"])

@@ -11,15 +11,15 @@ import statistics
 from collections import defaultdict
 from functools import cached_property
 
-from dpexp.record import phases as phase_times
 from dpexp.record import traffic
 from dpexp.record.batches import Batches, batches, without_host
 from dpexp.record.noise import Noise, noise, slow_start
-from dpexp.record.phases import REST, Phase, StepSpans
+from dpexp.record.phases import REST, Phase, StepSpans, phase_tree, rows_of, step_spans
 from dpexp.record.record import Record
 from dpexp.record.steps import Steps, present, spread, usual_steps
 from dpexp.record.traffic import Move
 
+_ROUNDING = 1e-9
 CATEGORIES = ("parameters", "buffers", "gradients", "optimizer", "activations", "peak", "reserved")
 """The figures of a row of ``memory_use``, in bytes."""
 
@@ -113,12 +113,25 @@ class RecordView:
     @cached_property
     def usual_numbers(self) -> set[int] | None:
         """The phase-timed steps that phases are of: of the usual batch size; None where sizes are unknown."""
-        return phase_times.usual_numbers(self.record, 0 if self.usual is None else self.usual.rows)
+        numbers = {row["step"] for row in self.record.timeline if row["phase"] == "step"}
+        sizes = {each: rows for each in numbers if (rows := rows_of(self.record, each)) is not None}
+        usual = self.usual.rows if self.usual is not None else 0
+        if usual not in sizes.values():
+            usual = max(statistics.multimode(sizes.values()), default=0)
+        return {number for number, rows in sizes.items() if rows == usual} or None
 
     @cached_property
     def phase_samples(self) -> dict[str, list[float]]:
-        """{phase: its times in those steps}"""
-        return phase_times.phase_samples(self.record, self.usual_numbers)
+        """{phase: its times in those steps}; all of them where they are not one to a step."""
+        usual, count = self.usual_numbers, sum(row["phase"] == "step" for row in self.record.timeline)
+        return {
+            name: [
+                ms
+                for number, ms in enumerate(times)
+                if ms is not None and (usual is None or count != len(times) or number in usual)
+            ]
+            for name, times in self.record.phases.items()
+        }
 
     @cached_property
     def phase_medians(self) -> dict[str, float]:
@@ -127,7 +140,7 @@ class RecordView:
 
     @cached_property
     def _spans(self) -> list[StepSpans]:
-        return phase_times.step_spans(self.record, self.usual_numbers)
+        return step_spans(self.record, self.usual_numbers)
 
     @property
     def timed_steps(self) -> list[float]:
@@ -141,15 +154,24 @@ class RecordView:
 
     @cached_property
     def phase_shares(self) -> dict[str, float]:
-        """{phase: the part of a step that it takes}, and the rest, which is in no phase."""
-        return phase_times.shares(self._spans)
+        """{phase: its part of a step, the mean over the steps}, and that of what is in no phase.
+
+        So phases that follow each other and the rest add up to 1.
+        """
+        known = [step for step in self._spans if step.ms > 0 and math.isfinite(step.ms)]
+        if not known:
+            return {}
+        names = dict.fromkeys(name for step in known for name in step.phases)
+        found = {name: statistics.fmean(step.phases[name] / step.ms for step in known) for name in names}
+        rest = 1 - statistics.fmean(step.covered / step.ms for step in known)
+        return found | {REST: rest if rest > _ROUNDING else 0.0}
 
     @cached_property
     def phases(self) -> list[Phase]:
         """The phases by their start, each followed by the phases inside it."""
         return [
             self._phase(name, depth, self.phase_samples[name])
-            for name, depth in phase_times.phase_tree(self.record)
+            for name, depth in phase_tree(self.record)
             if self.phase_samples[name]
         ]
 
@@ -243,14 +265,9 @@ class RecordView:
 
     def _per_second(self, amount: float) -> float | None:
         """The amount of the observed step over the step time; None for a step of other batches."""
-        if (
-            not amount
-            or not self.usual
-            or not self.usual.median
-            or self.record.work.get("rows") != self.usual.rows
-        ):
-            return None
-        return float(amount / (self.usual.median / 1000))
+        rows, usual = self.record.work.get("rows"), self.usual
+        is_same = usual is not None and usual.median and rows == usual.rows
+        return float(1000 * amount / usual.median) if amount and usual and is_same else None
 
     @property
     def peak_share(self) -> float | None:
@@ -263,9 +280,5 @@ class RecordView:
     @property
     def joules_per_step(self) -> float | None:
         """Energy of the measured steps, all that runs there included, divided by their number."""
-        energy = self.record.work.get("energy")
-        return (
-            float(sum(energy["joules"].values())) / int(energy["steps"])
-            if energy and energy["steps"]
-            else None
-        )
+        energy = self.record.work.get("energy") or {"steps": 0}
+        return float(sum(energy["joules"].values()) / energy["steps"]) if energy["steps"] else None

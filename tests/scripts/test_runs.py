@@ -253,23 +253,3 @@ def test_remove_deletes_what_cannot_be_read_and_refuses_what_is_running(runs: Pa
     assert refused.returncode == 2
     assert "run going is running: end it first" in refused.stderr
     assert journal.path.exists()
-
-
-def test_remove_after_an_interrupted_removal_removes_what_was_left(runs: Path) -> None:
-    finish(journals.complete(runs, "gone"))
-    left = runs / ".removed-gone"
-    left.mkdir()
-    (left / JOURNAL).write_text("left")
-    removed = script("runs.py", "remove", "gone", "--yes")
-    assert removed.returncode == 0, removed.stderr
-    assert list(runs.iterdir()) == []
-
-
-def test_an_import_over_a_folder_without_a_journal_says_what_to_do(runs: Path, tmp_path: Path) -> None:
-    journal = journals.complete(tmp_path / "elsewhere", "again")
-    (runs / "again").mkdir(parents=True)
-    refused = script("runs.py", "sync", journal)
-    assert refused.returncode == 2
-    assert refused.stderr.startswith(
-        f"error: {runs / 'again'} has no {JOURNAL}: python scripts/runs.py remove again "
-    )
