@@ -1,9 +1,9 @@
-"""One tracked run: engine, journal and uploader together. Scripts and notebooks call ``run``.
+"""One tracked run: engine, journal and follower together. Scripts and notebooks call ``run``.
 
     main process     import torch ... verify, observe, measure --> journal.jsonl   (never waits)
-    uploader         import mlflow ...            reads the journal --> MLflow
+    follower         import mlflow ...            reads the journal --> MLflow
 
-The uploader starts first, so that both processes import at the same time. A run is prepared, with every
+The follower starts first, so that both processes import at the same time. A run is prepared, with every
 check of its config, before a folder is made or a row is written to the store.
 
 A strategy with a launcher (``ddp``, ``fsdp``) runs in several processes: ``execute`` launches them, and each
@@ -25,16 +25,17 @@ from dpexp.config.process import home
 from dpexp.config.run_config import RunConfig
 from dpexp.config.strategy_options import LaunchOptions
 from dpexp.distributed.faults import LostContact, PeerError, error_row
-from dpexp.distributed.launch import end_with_launcher, launch
+from dpexp.distributed.launch import end_with_launcher, launch, launched_run_id
 from dpexp.distributed.rank_results import RankResult, error_without_record, recorded_error, write_result
 from dpexp.distributed.signals import SignalHandler, Terminated
 from dpexp.distributed.world import World
 from dpexp.engine.progress import ProgressBar, importing_torch
 from dpexp.record.files import JournalError, check_writable
-from dpexp.record.journal import Journal, NullJournal, now
+from dpexp.record.journal import Journal, NullJournal, new_run_id, now
 from dpexp.record.record import Record, finish
 from dpexp.record.runs import begin
-from dpexp.tracking.process.uploader import Delivery, Uploader
+from dpexp.tracking.follow import Follower
+from dpexp.tracking.ledger import Delivery
 
 if TYPE_CHECKING:
     from dpexp.engine.prepare import Prepared
@@ -148,36 +149,33 @@ def execute(
     is_recorder = world is None or world.rank == 0
     signals = SignalHandler()
     with signals.installed(is_last=is_last):
-        uploader = Uploader.start(home()) if config.track and is_recorder else None
+        run_id = new_run_id() if world is None else launched_run_id() if is_recorder else ""
+        follower = Follower.start(home(), run_id) if config.track and is_recorder else None
         try:
             with startup_errors(JournalError, PeerError), importing_torch(quiet or not is_recorder):
-                prepared, journal = _begin(config, world, signals, is_last or world is not None)
+                prepared, journal = _begin(config, world, run_id, signals, is_last or world is not None)
         except BaseException as raised:
-            if uploader is not None:
-                uploader.abandon()
+            if follower is not None:
+                follower.kill()
             if signals.requested and isinstance(raised, ConfigError):  # an import that a signal cut short
                 signals.terminate()
             raise
-        if uploader is not None:
-            uploader.open(journal.path, again=prepared.restarted)
-        error = _run_engine(prepared, journal, uploader, signals, quiet or not is_recorder)
+        error = _run_engine(prepared, journal, signals, quiet or not is_recorder)
         record, result = _finish(prepared, journal, error)
         before = signals.received
-        if uploader is not None:
-            uploader.complete()
         if record is not None:
             on_record(record, error)  # while the rest is delivered
-        if uploader is None:
+        if follower is None:
             return Outcome(record, None, error)
         with ProgressBar(hidden=quiet) as progress:
             progress.begin("delivering to MLflow")
-            delivery = uploader.finish(config.track_timeout, lambda: signals.received > before)
+            delivery = follower.wait(config.track_timeout, lambda: signals.received > before)
         write_result(replace(result, delivery=vars(delivery)))
         return Outcome(record, delivery, error)
 
 
 def _begin(
-    config: RunConfig, world: World | None, signals: SignalHandler, is_last: bool
+    config: RunConfig, world: World | None, run_id: str, signals: SignalHandler, is_last: bool
 ) -> tuple[Prepared, Journal]:
     """The prepared run and its journal, with the description of the run; nothing is written before."""
     signals.hold()  # torch turns what is raised in its import into another error, or aborts
@@ -187,7 +185,7 @@ def _begin(
     signals.release()
     if is_last:
         gc.freeze()  # collecting what torch has imported would take a second at the process's end
-    prepared = prepare_ranks(config, world)
+    prepared = prepare_ranks(config, world, run_id)
     if prepared.strategy.needs.prediction:
         from dpexp.engine.dry_run import predict
 
@@ -201,14 +199,13 @@ def _begin(
 
 
 def _run_engine(
-    prepared: Prepared, journal: Journal, uploader: Uploader | None, signals: SignalHandler, quiet: bool
+    prepared: Prepared, journal: Journal, signals: SignalHandler, quiet: bool
 ) -> BaseException | None:
     """Run the engine and write its end to the journal. Returns the error that ended it early."""
     from dpexp.engine import loop
 
-    on_flush = uploader.read_on if uploader is not None else lambda: None
     with ProgressBar(hidden=quiet) as progress:
-        error = signals.error_of(lambda: loop.execute(prepared, journal, progress, on_flush, signals))
+        error = signals.error_of(lambda: loop.execute(prepared, journal, progress, signals))
     status = "finished" if error is None else "failed"
     if error is not None:
         error = prepared.group.root_cause(error)

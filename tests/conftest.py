@@ -30,8 +30,8 @@ OURS = ("DPEXP_", "MLFLOW_")
 MAY_LACK = ("hypothesis", "matplotlib", "mlflow", "psutil", "transformers", "yaml")
 """Packages that no test of an accelerator needs: its machine may lack them."""
 LONG = (
-    "test_browser", "test_servers", "test_upload", "test_faults", "test_launch",
-    "test_uploader_process", "test_properties", "test_models", "test_independent_loop",
+    "test_browser", "test_servers", "test_deliver", "test_restarts", "test_launch",
+    "test_follower", "test_properties", "test_models", "test_independent_loop",
     "test_user_errors", "test_every_layout", "test_ui", "test_ddp", "test_cli",
     "test_fsdp", "test_locate", "test_installed", "test_custom",
 )  # fmt: skip
@@ -144,12 +144,12 @@ def temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generat
 @pytest.fixture(scope="session")
 def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The file of a store before its first run."""
-    from dpexp.tracking.store.sqlite_file import SqliteFile
+    from dpexp.tracking.store import create_file
 
     folder = tmp_path_factory.mktemp("empty-store")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # MLflow, pydantic and SQLAlchemy warn of each other
-        SqliteFile(folder / "mlflow.db", folder / "mlruns").create()
+        create_file(folder / "mlflow.db", folder / "mlruns")
     with contextlib.closing(sqlite3.connect(folder / "mlflow.db")) as connection:
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     return folder / "mlflow.db"

@@ -1,4 +1,4 @@
-"""Commands of ``runs`` that deliver runs to MLflow: ``sync`` and ``reap``."""
+"""``runs sync``: deliver runs to MLflow, and close those whose process died."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dpexp.config.printable import printable_line
 from dpexp.config.process import home
 
 if TYPE_CHECKING:
-    from dpexp.tracking.delivery.sync import DeliveryResult
+    from dpexp.tracking.sync import SyncResult
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.", rich_help_panel=OUTPUT)]
 
@@ -40,63 +40,33 @@ def sync(
         list[str] | None,
         typer.Argument(metavar="RUN|PATH", help="Runs, or paths of journals from other machines."),
     ] = None,
-    again: Annotated[bool, typer.Option("--again", help="Deliver again what the store already has.")] = False,
 ) -> None:
-    """Deliver runs to MLflow, without duplicates; without RUN all that are not delivered."""
-    from dpexp.tracking.delivery import sync
+    """Deliver runs to MLflow, without duplicates; without RUN all that it lacks.
+
+    A run whose process died is closed first: its Record is written, and it ends in MLflow.
+    """
+    from dpexp.tracking.store import StoreError
+    from dpexp.tracking.sync import NOT_TRACKED, SKIPPED
+    from dpexp.tracking.sync import sync as deliver
 
     runs_folder()
-    folders = [folder for name in runs for folder in _folders(name)] if runs else sync.undelivered(home())
-    if not runs and not again:
-        _deliver_lost()
-    untracked = 0 if folders else len(sync.untracked(home()))
-    note = f"; not delivered unless named: {untracked} with --no-track" if untracked else ""
-    _deliver(folders, f"everything is delivered{note}", again=again, are_named=bool(runs))
-
-
-def reap() -> None:
-    """Close the runs whose process died: write their Record and end their MLflow run."""
-    from dpexp.tracking.delivery import sync
-
-    runs_folder()
-    dead = sync.dead(home())
-    closed = {folder: sync.close(folder) for folder in dead}
-    for result in closed.values():
-        if result.is_well:  # the delivery reports the others
-            _print(result)
-    readable = [folder for folder, result in closed.items() if result.state != sync.SKIPPED]
-    _deliver(readable, "no dead run")
-
-
-def _deliver(folders: list[Path], nothing: str, *, again: bool = False, are_named: bool = False) -> None:
-    from dpexp.tracking.delivery import sync
-    from dpexp.tracking.errors import StoreError
-
-    if not folders:
-        say(nothing)
-        return
-    is_complete = True
+    folders = [folder for name in runs for folder in _folders(name)] if runs else None
+    is_complete, untracked, nothing = True, 0, True
     try:
-        for result in sync.deliver(home(), folders, again=again, named=are_named):
-            is_complete &= result.is_well and not (are_named and result.state == sync.SKIPPED)
+        for result in deliver(home(), folders):
+            if result.state == NOT_TRACKED:
+                untracked += 1
+                continue
+            nothing = False
+            is_complete &= result.is_well and not (runs and result.state == SKIPPED)
             _print(result)
     except StoreError as error:
         say(f"error: {error}; the journals stay, and can be delivered later", err=True)
-        is_complete = False
+        raise typer.Exit(Exit.NOT_DELIVERED) from None
+    if nothing:
+        note = f"; not delivered unless named: {untracked} with --no-track" if untracked else ""
+        say(f"everything is delivered{note}")
     raise typer.Exit(Exit.DONE if is_complete else Exit.NOT_DELIVERED)
-
-
-def _deliver_lost() -> None:
-    """Deliver again what the store has lost since delivery; print each."""
-    from dpexp.tracking.delivery import sync
-    from dpexp.tracking.errors import StoreError
-
-    try:
-        for result in sync.deliver(home(), sync.lost(home()), again=True):
-            say(f"warning: run {result.run_id} was lost in the store", err=True)
-            _print(result)
-    except StoreError as error:
-        say(f"warning: delivered runs were not checked: {error}", err=True)
 
 
 def _folders(name: str) -> list[Path]:
@@ -112,9 +82,9 @@ def _folders(name: str) -> list[Path]:
     return [import_journal(journal, runs_folder()) for journal in found]
 
 
-def _print(result: DeliveryResult) -> None:
+def _print(result: SyncResult) -> None:
     """One line; on stderr where something is wrong."""
-    from dpexp.tracking.delivery.sync import SKIPPED
+    from dpexp.tracking.sync import SKIPPED
 
     if result.state == SKIPPED:
         say(f"warning: run {result.run_id} is skipped: {result.message}", err=True)

@@ -1,4 +1,4 @@
-"""The recorded runs: list and show them, deliver them to MLflow, reproduce one, close dead ones."""
+"""The recorded runs: list and show them, deliver them to MLflow, reproduce or remove one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dpexp.config.errors import ConfigError, no_file
 from dpexp.config.process import command, home
 from dpexp.study import MOST_REPEATS
 
-app = make_app("List and show recorded runs, deliver them to MLflow, and close those that died.")
+app = make_app("List and show recorded runs, deliver them to MLflow, reproduce or remove one.")
 
 _Run = Annotated[str, typer.Argument(metavar="RUN", help="Run id, unique prefix of one, run name, or last.")]
 
@@ -44,7 +44,7 @@ def list_(
     """
     from dpexp.record.runs import summaries
     from dpexp.report import listing, terminal
-    from dpexp.tracking.delivery.ledger import delivered
+    from dpexp.tracking.ledger import delivered
 
     runs = runs_folder()
     every = summaries(runs)
@@ -74,7 +74,7 @@ def show(
 ) -> None:
     """Show the summary of a run, or with --json its Record."""
     from dpexp.record.record import Record
-    from dpexp.tracking.delivery.ledger import delivered
+    from dpexp.tracking.ledger import delivered
 
     folder = find_run(run)
     record = Record.load(folder)
@@ -88,7 +88,6 @@ def show(
 
 
 app.command(epilog=epilog("runs sync"))(delivery.sync)
-app.command(epilog=epilog("runs reap"))(delivery.reap)
 
 
 @app.command(epilog=epilog("runs reproduce"))
@@ -150,7 +149,7 @@ def remove(
     """Delete a run from this disk, after saying what it holds. What MLflow has of it stays."""
     from dpexp.record.runs import RunSummary, delete_run
     from dpexp.report import listing
-    from dpexp.tracking.delivery.ledger import delivered
+    from dpexp.tracking.ledger import delivered
 
     folder = find_run(run)
     summary = RunSummary.read(folder)

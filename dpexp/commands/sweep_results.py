@@ -24,11 +24,11 @@ def show_results(current: Sweep, *, track: bool) -> None:
 
 
 def _deliver(current: Sweep) -> None:
-    from dpexp.tracking.delivery import sync
-    from dpexp.tracking.errors import StoreError
+    from dpexp.tracking.store import StoreError
+    from dpexp.tracking.sync import sync
 
     try:
-        results = list(sync.deliver(home(), current.run_folders(), named=True))
+        results = list(sync(home(), current.run_folders()))
     except StoreError as error:
         say(f"not in MLflow: {error}; the journals stay: {command('runs')} sync", err=True)
         return

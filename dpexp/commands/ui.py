@@ -30,20 +30,19 @@ def ui(
     ] = "127.0.0.1",
 ) -> None:
     """Serve the runs until Ctrl-C; for a remote MLFLOW_TRACKING_URI only print the links."""
-    from dpexp.tracking.errors import StoreError
-    from dpexp.tracking.process.ui import ServerError, links, remote_links, server
-    from dpexp.tracking.store.store import Store
+    from dpexp.tracking.store import Store, StoreError
+    from dpexp.tracking.ui import ServerError, links, server
 
     signal.signal(signal.SIGTERM, _end)
     signal.signal(signal.SIGHUP, _end)
     store = Store.from_environment(home())
     try:
-        remote = remote_links(store)
-        if remote is not None:
-            _print_links(remote)
+        if store.is_server:
+            store.open()
+            _print_links(links(store, store.pages))
             return
         with contextlib.suppress(KeyboardInterrupt), server(store, host, port) as base:
-            _print_links(links(base))
+            _print_links(links(store, base))
             say("Press Ctrl-C to stop.", err=True)
     except (StoreError, ServerError) as error:
         say(f"error: {error}", err=True)

@@ -10,6 +10,7 @@ every user of the machine.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import secrets
@@ -29,6 +30,16 @@ from dpexp.record.redact import redact
 LAUNCH = "DPEXP_LAUNCH"  # in a rank's environment: the id of its launch
 LAUNCHER = "DPEXP_LAUNCHER"  # the process id of its launcher
 LOGGERS = "torch.distributed"
+
+
+def launched_run_id() -> str:
+    """The run id that the first rank gives: the same after a restart by the same torchrun agent."""
+    import psutil
+
+    agent = os.getppid()
+    identity = [os.uname().nodename, agent, psutil.Process(agent).create_time()]
+    identity += [os.environ.get(name) for name in (LAUNCH, "TORCHELASTIC_RUN_ID")]
+    return hashlib.sha256(repr(identity).encode()).hexdigest()[:12]
 
 
 class LaunchError(RuntimeError):

@@ -1,7 +1,5 @@
 """Loop: a prepared run from its verification to its last pass. Facts go to the journal as they are found."""
 
-from collections.abc import Callable
-
 from dpexp.distributed.signals import SignalHandler
 from dpexp.engine.measure import Measurement
 from dpexp.engine.observations import Observations
@@ -23,22 +21,20 @@ def execute(
     prepared: Prepared,
     journal: Journal,
     progress: ProgressBar,
-    on_flush: Callable[[], None],
     signals: SignalHandler | None = None,
 ) -> None:
     """Verify, observe and measure the run.
 
-    ``on_flush`` is called after each flush. Raises VerificationError, RunError, and what the model raises.
+    Raises VerificationError, RunError, and what the model raises.
     """
     with scalars_of_replicas():
-        _execute(prepared, journal, progress, on_flush, signals or SignalHandler())
+        _execute(prepared, journal, progress, signals or SignalHandler())
 
 
 def _execute(
     prepared: Prepared,
     journal: Journal,
     progress: ProgressBar,
-    on_flush: Callable[[], None],
     signals: SignalHandler,
 ) -> None:
     proven = _verify(prepared, journal, progress)
@@ -53,11 +49,8 @@ def _execute(
     progress.begin("observe")
     journal.set(shapes=observations.shapes())
     journal.flush()
-    on_flush()
     trainer = prepared.trainer(placed)
-    measurement = Measurement(
-        prepared, trainer, journal, progress, on_flush, observations, signals, own_steps
-    )
+    measurement = Measurement(prepared, trainer, journal, progress, observations, signals, own_steps)
     measurement.warm_up()
     measurement.time_steps()
     measurement.record_digests()

@@ -5,7 +5,6 @@ warm_up -> time_steps -> record_digests -> compare_last
 """
 
 import math
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
@@ -38,7 +37,7 @@ class RunError(RuntimeError):
 
 @dataclass
 class Measurement:
-    """The measured part of a run. ``on_flush`` is called after each write to the journal.
+    """The measured part of a run.
 
     ``own_steps`` compares some of its steps with a single device's, outside of the measured ones.
     """
@@ -47,14 +46,13 @@ class Measurement:
     trainer: Trainer
     journal: Journal
     progress: ProgressBar
-    on_flush: Callable[[], None]
     observations: Observations
     signals: SignalHandler
     own_steps: OwnVerification | None = None
 
     def __post_init__(self) -> None:
         self._config, self._group = self.prepared.config, self.prepared.group
-        self._log = StepLog(self.journal, self._group, self.signals, self.progress, self.on_flush)
+        self._log = StepLog(self.journal, self._group, self.signals, self.progress)
 
     def warm_up(self) -> None:
         """Take steps that are not measured, until allocators, caches and autotuning are warm."""
@@ -136,7 +134,6 @@ class Measurement:
         digest = {"weights": weights, "outputs": tensors.digest(numbered)}
         self.journal.set(digest=digest, memory=self.observations.memory())
         self.journal.flush()
-        self.on_flush()
 
     def _record_optimizers(self) -> None:
         """Add to the device map what steps have made: optimizer state, and buffers of some models."""

@@ -1,25 +1,23 @@
 """Prepare ranks: build a run in every rank of its world, and agree on what it is, and on its id."""
 
-import hashlib
-import os
 from dataclasses import replace
 
 from dpexp import devices
 from dpexp.config.process import home
 from dpexp.config.run_config import RunConfig
 from dpexp.distributed.device_assignment import assign_device
-from dpexp.distributed.launch import LAUNCH
 from dpexp.distributed.process_group import ProcessGroup
 from dpexp.distributed.signals import Terminated
 from dpexp.distributed.torch_process_group import init_process_group
 from dpexp.distributed.world import World
 from dpexp.engine.prepare import Prepared, prepare
 from dpexp.record.files import check_writable
-from dpexp.record.journal import new_run_id
 
 
-def prepare_ranks(config: RunConfig, world: World | None) -> Prepared:
+def prepare_ranks(config: RunConfig, world: World | None, run_id: str) -> Prepared:
     """``prepare`` in every rank of the world; an error in one rank ends all of them.
+
+    The run has the ``run_id`` that the first rank gives.
 
     Raises ConfigError, LostContact; JournalError in the first rank, which cannot record.
     """
@@ -41,7 +39,7 @@ def prepare_ranks(config: RunConfig, world: World | None) -> Prepared:
         error = raised
     group.check_agreement(error, facts)
     assert prepared is not None
-    return _with_run_id(prepared)
+    return _with_run_id(prepared, run_id)
 
 
 def _group_of(config: RunConfig, world: World | None) -> ProcessGroup:
@@ -51,19 +49,9 @@ def _group_of(config: RunConfig, world: World | None) -> ProcessGroup:
     return init_process_group(world, options, used[0] if used else devices.HOST)
 
 
-def _with_run_id(prepared: Prepared) -> Prepared:
+def _with_run_id(prepared: Prepared, run_id: str) -> Prepared:
     """The run with the id of all ranks; ranks that torchrun started again begin their run anew."""
     group = prepared.group
-    run_id = group.broadcast(0, _launched_run_id() if group.members else new_run_id())
+    run_id = group.broadcast(0, run_id)
     restarted = group.broadcast(0, (home() / "runs" / run_id).exists())
     return replace(prepared, run_id=run_id, restarted=restarted)
-
-
-def _launched_run_id() -> str:
-    """The run id that the first rank gives: the same after a restart by the same torchrun agent."""
-    import psutil
-
-    agent = os.getppid()
-    identity = [os.uname().nodename, agent, psutil.Process(agent).create_time()]
-    identity += [os.environ.get(name) for name in (LAUNCH, "TORCHELASTIC_RUN_ID")]
-    return hashlib.sha256(repr(identity).encode()).hexdigest()[:12]

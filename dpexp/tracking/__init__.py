@@ -1,15 +1,13 @@
-"""Tracking: delivers Records to MLflow. The only room that imports mlflow, and never in the main process.
+"""Tracking: delivers Records to MLflow. The only package that imports mlflow, and never in the main process.
 
 ``run``, ``study`` and the commands may import it; it may import ``report``, ``record`` and ``config``. Start
-reading in ``process/uploader``::
+reading in ``deliver``::
 
-    main process                          uploader process (python -m dpexp.tracking.process.uploader_process)
-    ------------                          ------------------------------------------------------------
-    Journal --- append, sync ---> runs/<run_id>/journal.jsonl --- read ---> Upload ---> MLflow
-    Uploader --- pipe: open, read, finish --------------------> UploaderProcess
-             <-- pipe: one Delivery ---------------------------
+    main process                                    follower (python -m dpexp.tracking.follower)
+    ------------                                    --------------------------------------------
+    Journal --- append, sync ---> journal.jsonl --- read, and the file's lock ---> deliver ---> MLflow
+    follow: start, wait for its exit                                               delivery.json (ledger)
 
-``process`` has both processes, and the server of MLflow's pages; ``delivery`` writes a journal into an MLflow
-run, now or later; ``content`` maps a Record to MLflow's entities; ``store`` finds and checks the store;
-``errors`` makes one line of each error of a store.
+``sync`` delivers later, by the same ``deliver``. ``content`` maps a Record to MLflow's entities, ``columns``
+to its list of runs; ``store`` finds and checks the store; ``ui`` serves MLflow's pages.
 """

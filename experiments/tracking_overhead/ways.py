@@ -128,9 +128,7 @@ def recorded(steps: int) -> tuple[list[float], list[float]]:
         observations = Observations(prepared, placed)
         for _ in range(ROUNDS):
             trainer = prepared.trainer(placed)
-            measurement = Measurement(
-                prepared, trainer, journal, bar, lambda: None, observations, SignalHandler()
-            )
+            measurement = Measurement(prepared, trainer, journal, bar, observations, SignalHandler())
             measurement.warm_up()
             before = time.perf_counter()
             for x, y in batches(steps):

@@ -14,7 +14,8 @@ import pytest
 from command_lines import HELPERS, CommandLines, CommandResult
 
 from dpexp.record.record import fold
-from dpexp.tracking.content.content import MAX_TAG, fit, tags
+from dpexp.record.view import RecordView
+from dpexp.tracking.content import MAX_TAG, fit, tags
 
 USER = HELPERS / "user_error_cases.py"
 SHORT = ["--no-track", "--steps", "2", "--warmup", "1", "--phase-steps", "1"]
@@ -381,7 +382,7 @@ def test_a_long_error_is_short_on_the_screen_and_complete_in_the_record(
     assert len(result.stderr.splitlines()) < 20
     assert "FAILED: ValueError: word" in result.stdout
     assert len(result.stdout) < 10_000
-    fitted, _ = fit(tags(record), MAX_TAG)
+    fitted, _ = fit(tags(RecordView(record)), MAX_TAG)
     assert len(fitted["dpexp.error"]) == MAX_TAG
 
 

@@ -78,7 +78,7 @@ def test_torchrun_starts_ranks_from_any_working_directory(hostile: Path) -> None
 
 
 def test_ranks_start_from_a_deleted_working_directory(tmp_path: Path, dpexp_home: Path) -> None:
-    """The run, its uploader and its ranks: MKL alone would end each of them."""
+    """The run, its follower and its ranks: MKL alone would end each of them."""
     gone = tmp_path / "gone"
     gone.mkdir()
     command = 'cd "$0" && rmdir "$0" && exec "$@"'
@@ -102,7 +102,7 @@ def test_ranks_start_from_a_deleted_working_directory(tmp_path: Path, dpexp_home
 def test_no_process_of_a_run_shows_the_environment_in_its_command_line(
     dpexp_home: Path, tmp_path: Path
 ) -> None:
-    """The options of this run come from variables; launcher, ranks and uploader must not show one of them."""
+    """The options of this run come from variables; launcher, ranks and follower must not show one of them."""
     strategy, _, model, *rest = words(tmp_path, steps=400)
     secrets = {
         "DB_PASSWORD": "canary-password",
@@ -117,7 +117,7 @@ def test_no_process_of_a_run_shows_the_environment_in_its_command_line(
     run.terminate()
     wait(run)
     assert sum("run_rank" in line for line in lines.values()) == 2
-    assert any("uploader_process" in line for line in lines.values())
+    assert any("dpexp.tracking.follower" in line for line in lines.values())
     shown = [line for line in lines.values() for value in ("canary", model, str(dpexp_home)) if value in line]
     assert not shown
 

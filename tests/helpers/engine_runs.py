@@ -1,4 +1,4 @@
-"""Runs of the engine in a test's own process, from config to Record: no uploader, no progress bar."""
+"""Runs of the engine in a test's own process, from config to Record: no follower, no progress bar."""
 
 from pathlib import Path
 
@@ -15,6 +15,6 @@ def recorded(home: Path, config: RunConfig, run_id: str = "run") -> Record:
     prepared = prepare(config)
     with Journal(home / "runs", run_id) as journal:
         journal.set(run_facts(prepared))
-        execute(prepared, journal, ProgressBar(hidden=True), lambda: None)
+        execute(prepared, journal, ProgressBar(hidden=True))
         journal.set(status="finished")
     return fold(journal.path)

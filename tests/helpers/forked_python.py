@@ -6,7 +6,7 @@ working directory), ``environment`` (all of it), ``stdin``, ``stdout`` and ``std
 ``{id, pid}`` when the child has started and ``{id, code}`` when it has ended; a negative code is the signal.
 
 A child has everything of its own that a new process has, but for what was imported before. Where it starts
-Python itself, as torchrun's agent starts ranks, a sweep its runs and a run its uploader, that is forked too.
+Python itself, as torchrun's agent starts ranks, a sweep its runs and a run its follower, that is forked too.
 """
 
 import atexit
@@ -53,7 +53,7 @@ PRELOADED = (
     "torch.utils.serialization.config",
 )
 """What a child would import first; and all modules of dpexp, but one that a child runs with ``-m``."""
-RUN_AS_MAIN = "dpexp.tracking.process.uploader_process"
+RUN_AS_MAIN = "dpexp.tracking.follower"
 NEW_PROCESSES = ("mlflow",)
 """Modules that run in a new process always: a server starts more, and they are not ours."""
 SET_NAME, SET_SUBREAPER = 15, 36  # of prctl

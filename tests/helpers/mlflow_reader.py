@@ -1,7 +1,10 @@
-"""Reads everything that an MLflow store has of a run, with MLflow's own client."""
+"""Reads everything that an MLflow store has of a run, with MLflow's own client; and lets its process die."""
 
 import math
+import sys
 import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +12,8 @@ from mlflow.tracking import MlflowClient
 from mlflow.utils.file_utils import local_file_uri_to_path
 
 from dpexp.record.record import Record
-from dpexp.tracking.content.content import metric_key, stored_value, summary_metrics
+from dpexp.tracking.content import metric_key, summary_metrics
+from dpexp.tracking.store import Store
 
 PER_DELIVERY = {"mlflow.user"}
 
@@ -37,6 +41,18 @@ def history(uri: str, run_id: str, key: str) -> list[tuple[int, float, int]]:
     """Every (step, value, timestamp) of a metric; nan as a string, so that histories can be compared."""
     points = MlflowClient(uri).get_metric_history(run_id, key)
     return sorted((p.step, "nan" if math.isnan(p.value) else p.value, p.timestamp) for p in points)
+
+
+def steps_of(uri: str, run_id: str, key: str = "loss") -> list[int]:
+    """The steps of every point of a metric of the only MLflow run of this run."""
+    return [step for step, _, _ in history(uri, only_run(uri, run_id).info.run_id, key)]
+
+
+def losses(uri: str, run_id: str) -> list[float]:
+    """The losses in the store, in order; an AssertionError where a step is found twice."""
+    points = history(uri, only_run(uri, run_id).info.run_id, "loss")
+    assert [step for step, _, _ in points] == list(range(len(points)))
+    return [value for _, value, _ in points]
 
 
 def everything(uri: str, run_id: str) -> dict[str, Any]:
@@ -70,11 +86,16 @@ def expected_metrics(record: Record) -> dict[str, dict[int, float]]:
         for name, values in getattr(record, kind).items()
     }
     found = {
-        metric_key(key): {step: stored_value(value) for step, value in enumerate(values) if value is not None}
+        metric_key(key): {step: _stored(value) for step, value in enumerate(values) if value is not None}
         for key, values in lists.items()
     }
     by_step = {key: points for key, points in found.items() if key is not None and points}
-    return by_step | {key: {0: stored_value(value)} for key, value in summary_metrics(record).items()}
+    return by_step | {key: {0: _stored(value)} for key, value in summary_metrics(record).items()}
+
+
+def _stored(value: float) -> float:
+    """The value as MLflow stores it: an infinity as the largest number; nan stays nan."""
+    return math.copysign(sys.float_info.max, value) if math.isinf(value) else float(value)
 
 
 def artifacts(client: MlflowClient, run_id: str) -> dict[str, bytes]:
@@ -82,3 +103,37 @@ def artifacts(client: MlflowClient, run_id: str) -> dict[str, bytes]:
     with tempfile.TemporaryDirectory() as folder:
         root = Path(client.download_artifacts(run_id, "", folder))
         return {str(p.relative_to(root)): p.read_bytes() for p in sorted(root.rglob("*")) if p.is_file()}
+
+
+class Death(BaseException):  # not an Exception, so that nothing catches it
+    """The delivering process dies here."""
+
+
+class DyingClient:
+    """MLflow's own client, whose process dies at call number ``calls``, before or after it arrives."""
+
+    def __init__(self, client: Any, calls: int, arrives: bool) -> None:
+        self._client, self._calls, self._arrives = client, calls, arrives
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self._calls -= 1
+            if self._calls >= 0 or self._arrives:
+                answer = getattr(self._client, name)(*args, **kwargs)
+            if self._calls < 0:
+                raise Death(name)
+            return answer
+
+        return call
+
+
+@contextmanager
+def dying(store: Store, calls: int, arrives: bool) -> Iterator[None]:
+    """The process dies at this call to MLflow's client."""
+    client: Any = store.client
+    dying: Any = DyingClient(client, calls, arrives)
+    store.client = dying
+    try:
+        yield
+    finally:
+        store.client = client

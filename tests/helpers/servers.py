@@ -71,7 +71,7 @@ class Proxy:
     ``down`` refuses connections until ``up``. With a ``fault`` the server gets no request, and the answer is
     500 (``500``), nothing (``hang``), or a reset of the connection (``reset``). After
     ``swallow_after`` requests (negative: never) requests arrive and answers do not. ``requests`` counts those
-    that went to the server; ``received`` holds the bytes that clients sent.
+    that went to the server, ``refused`` those with a fault; ``received`` holds the bytes that clients sent.
     """
 
     def __init__(self, target: int) -> None:
@@ -79,7 +79,7 @@ class Proxy:
         self.port = free_port()
         self.fault = ""
         self.swallow_after = -1
-        self.requests = 0
+        self.requests = self.refused = 0
         self.received = b""
         self._listener: socket.socket | None = None
         self._open: list[socket.socket] = []
@@ -135,6 +135,7 @@ class Proxy:
 
     def _fail(self, client: socket.socket) -> bool:
         """Answer a request as ``fault`` says; whether the connection stays open."""
+        self.refused += 1
         if self.fault == "500":
             client.sendall(b"HTTP/1.1 500 Internal Server Error\r\nContent-Length: 0\r\n\r\n")
         if self.fault == "reset":

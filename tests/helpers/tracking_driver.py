@@ -1,8 +1,8 @@
 """A small main process that records and delivers as ``dpexp.run`` does, without torch.
 
-``python tracking_driver.py END STEPS PAUSE_S WAIT_S`` prints the run id and the pid of its uploader process.
-It records STEPS steps, and N more for every line ``N`` on stdin. At the end of stdin it ends as END says; if
-that does not kill it, it prints the Delivery as JSON.
+``python tracking_driver.py END STEPS WAIT_S`` prints the run id and the pid of its follower. It records
+STEPS steps, and N more for every line ``N`` on stdin. At the end of stdin it ends as END says; if that does
+not kill it, it prints the Delivery as JSON.
 """
 
 import dataclasses
@@ -19,54 +19,36 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[2]), str(Path(__file__).res
 import journals  # noqa: E402
 
 from dpexp.config.process import home  # noqa: E402
+from dpexp.record.journal import new_run_id  # noqa: E402
 from dpexp.record.record import finish  # noqa: E402
-from dpexp.tracking.delivery.ledger import LOCK  # noqa: E402
-from dpexp.tracking.process.uploader import Uploader  # noqa: E402
+from dpexp.tracking.follow import Follower  # noqa: E402
 
 ERROR = {"type": "ValueError", "message": "model", "traceback": "Traceback ..."}
 
 
-def main(end: str, steps: int, pause_s: float, wait_s: float) -> int:
+def main(end: str, steps: int, wait_s: float) -> int:
     """Run; returns the exit code."""
-    uploader = Uploader.start(home())
-    if end == "abandon":
-        uploader.abandon()
+    run_id = new_run_id()
+    follower = Follower.start(home(), run_id)
+    if end == "refuse":
+        follower.kill()
         return 2
-    journal = journals.begin(home() / "runs")
-    if end == "unlockable":
-        (journal.folder / LOCK).mkdir()
-    uploader.open(journal.path)
-    print(journal.folder.name, uploader.pid, flush=True)
+    journal = journals.begin(home() / "runs", run_id)
+    print(run_id, follower.pid, flush=True)
     journals.observe(journal)
     recorded = 0
     for count in itertools.chain([steps], map(int, sys.stdin)):
         for first in range(recorded, recorded + count, 10):
             journals.step(journal, first, 10)
-            uploader.read_on()
-            time.sleep(pause_s)
         recorded += count
     _die(end)
     journals.phases(journal)
     finish(journals.end(journal, "failed", ERROR) if end == "raise" else journals.end(journal))
-    if end == "late":
-        _stop_until_waited_for(uploader)
     began = time.monotonic()
-    delivery = uploader.finish(wait_s)
+    delivery = follower.wait(wait_s)
     waited = time.monotonic() - began
     print(json.dumps({**dataclasses.asdict(delivery), "waited_s": waited}), flush=True)
     return 0 if delivery.complete else 3
-
-
-def _stop_until_waited_for(uploader: Uploader) -> None:
-    """The uploader process ends in the moment in which its end is asked for."""
-    process = uploader._process
-    os.kill(process.pid, signal.SIGSTOP)
-
-    def wait(timeout: float | None = None) -> int:
-        os.kill(process.pid, signal.SIGCONT)
-        return type(process).wait(process)
-
-    process.wait = wait  # type: ignore[method-assign]
 
 
 def _die(end: str) -> None:
@@ -85,4 +67,4 @@ def _die(end: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), float(sys.argv[4])))
+    sys.exit(main(sys.argv[1], int(sys.argv[2]), float(sys.argv[3])))

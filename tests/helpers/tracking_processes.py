@@ -1,4 +1,4 @@
-"""Starts drivers (``tracking_driver.py``), and waits for them and their uploader processes."""
+"""Starts drivers (``tracking_driver.py``), and waits for them and their followers."""
 
 import json
 import os
@@ -24,7 +24,7 @@ class Driver:
 
     process: Command | subprocess.Popen[str]
     run_id: str
-    uploader: int
+    follower: int
 
     def record(self, steps: int) -> None:
         """Let a driver that was started with ``held`` record more steps."""
@@ -40,9 +40,9 @@ class Driver:
         return delivery
 
     def wait(self) -> int:
-        """Wait until driver and uploader process have ended; returns the driver's exit code."""
+        """Wait until driver and follower have ended; returns the driver's exit code."""
         self.process.communicate(timeout=TIMEOUT_S)
-        wait_until_gone(self.uploader)
+        wait_until_gone(self.follower)
         return self.process.returncode
 
 
@@ -51,7 +51,6 @@ def drive(
     steps: int = 50,
     *,
     held: bool = False,
-    pause_s: float = 0,
     wait_s: float = TIMEOUT_S,
     before: tuple[str, ...] | None = None,
     **variables: str,
@@ -59,9 +58,9 @@ def drive(
     """Start a driver; returns when its run has begun.
 
     With ``held`` it does not end before ``delivery`` or ``wait`` is called. With ``before``, the words before
-    its own, driver and uploader process are new processes; else they are forked, and have mlflow imported.
+    its own, driver and follower are new processes; else they are forked, and have mlflow imported.
     """
-    words = [str(DRIVER), end, str(steps), str(pause_s), str(wait_s)]
+    words = [str(DRIVER), end, str(steps), str(wait_s)]
     if before is None:
         command = shared().start(*words, has_stdin=held, **variables)
         return _begun(command, command.first_line().split())

@@ -19,7 +19,7 @@ from dpexp.engine.measure import Measurement
 from dpexp.measurement.live_storages import LiveStorages, storage_size
 from dpexp.record.figures import rounded
 from dpexp.record.record import Record, Row, fold
-from dpexp.tracking.content.content import summary_metrics
+from dpexp.tracking.content import summary_metrics
 
 DEPTH, WIDTH, ROWS = 4, 16, 12
 FLOAT = 4

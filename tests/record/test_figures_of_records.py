@@ -17,7 +17,7 @@ from dpexp.report import data
 from dpexp.report.compare import compare
 from dpexp.study.experiment.metrics import METRICS, value
 from dpexp.study.experiment.records import MeasuredRun
-from dpexp.tracking.content import content
+from dpexp.tracking import content
 
 RATES = {"median": 8e9, "iqr": 1e9, "min": 7e9, "max": 1e10, "n": 5}
 PEAK = {"device": "a CPU", "dtype": "float32", "threads": 2, "size": 64, "devices": 1, "flops_per_s": RATES}

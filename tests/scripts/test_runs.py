@@ -100,7 +100,7 @@ def test_without_runs_the_list_says_how_to_make_one(dpexp_home: Path) -> None:
     assert f"no run yet in {dpexp_home / 'runs'}" in listed.stderr
 
 
-@pytest.mark.parametrize("arguments", [("list",), ("show", "last"), ("sync",), ("reap",)])
+@pytest.mark.parametrize("arguments", [("list",), ("show", "last"), ("sync",)])
 def test_a_mistyped_home_is_named(tmp_path: Path, arguments: tuple[str, ...]) -> None:
     done = script("runs.py", *arguments, DPEXP_HOME=str(tmp_path / "mistyped" / "home"))
     assert done.returncode == 2
@@ -146,22 +146,22 @@ def test_sync_reports_when_everything_is_delivered_and_skips_untracked_runs(runs
     assert not (runs.parent / "mlflow.db").exists()
 
 
-def test_a_running_run_is_left_to_its_own_uploader(runs: Path) -> None:
+def test_a_running_run_is_left_to_its_own_follower(runs: Path) -> None:
     journal = journals.begin(runs, "going")
     synced = script("runs.py", "sync", "going")
     journal.close()
     assert synced.returncode == 0
-    assert synced.stdout == "going  running: its own uploader delivers it\n"
+    assert synced.stdout == "going  running: it is delivered while it runs\n"
 
 
-def test_reap_closes_a_run_whose_process_died(runs: Path) -> None:
+def test_sync_closes_a_run_whose_process_died_whether_the_store_is_there_or_not(runs: Path) -> None:
     journal = journals.begin(runs, "dead")
     journals.step(journal, 0, 30)
     journal.close()
-    reaped = script("runs.py", "reap", MLFLOW_TRACKING_URI="http://127.0.0.1:9")
-    assert "dead  closed: killed, 30 steps recorded" in reaped.stdout
-    assert reaped.returncode == 3
-    assert "connection refused; the journals stay" in reaped.stderr
+    synced = script("runs.py", "sync", MLFLOW_TRACKING_URI="http://127.0.0.1:9")
+    assert "dead  closed: killed, 30 steps recorded" in synced.stdout
+    assert synced.returncode == 3
+    assert "connection refused; the journals stay" in synced.stderr
     assert json.loads((runs / "dead" / "record.json").read_text())["status"] == "killed"
     assert fold(runs / "dead" / JOURNAL).status == "killed"
 
@@ -206,7 +206,7 @@ def bad_runs(runs: Path) -> list[str]:
     return list(contents)
 
 
-@pytest.mark.parametrize("command", ["list", "reap", "sync", "report"])
+@pytest.mark.parametrize("command", ["list", "sync", "report"])
 def test_bad_runs_are_named_and_skipped_and_block_no_other(runs: Path, command: str) -> None:
     bad = bad_runs(runs)
     if command == "report":

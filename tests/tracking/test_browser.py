@@ -16,7 +16,7 @@ from playwright.sync_api import Browser, Page, expect
 from servers import free_port
 from tracking_processes import TIMEOUT_S, wait_until
 
-from dpexp.tracking.delivery.ledger import delivered
+from dpexp.tracking.ledger import delivered
 
 TIMEOUT_MS = 300_000
 RUN = ["whole", "--model", "slow_model:factory", "--virtual", "2", "--steps", "6", "--warmup", "1"]

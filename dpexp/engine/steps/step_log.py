@@ -4,7 +4,6 @@ They stay in memory (a loss on its accelerator) until the next flush, which happ
 """
 
 import time
-from collections.abc import Callable
 
 import torch
 
@@ -20,7 +19,7 @@ ranks flush after the number of steps that took this long before."""
 
 
 class StepLog:
-    """``written`` counts the steps in the journal. ``on_flush`` is called after each write to it.
+    """``written`` counts the steps in the journal.
 
     All ranks add the same steps, and call every method after the same one.
     """
@@ -31,11 +30,10 @@ class StepLog:
         group: ProcessGroup,
         signals: SignalHandler,
         progress: ProgressBar,
-        on_flush: Callable[[], None],
     ) -> None:
         self.written, self.pending = 0, list[TimedStep]()
         self._journal, self._group, self._signals = journal, group, signals
-        self._progress, self._on_flush = progress, on_flush
+        self._progress = progress
         self._steps_per_flush = 1  # of several ranks
         self.restart_interval()
 
@@ -58,7 +56,6 @@ class StepLog:
         self._write(times_ms, wall_ms, losses)
         self._journal.flush()
         self.restart_interval()
-        self._on_flush()
         self._progress.advance(len(losses), times_ms[-1], losses[-1])
         return losses
 

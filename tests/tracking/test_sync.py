@@ -7,13 +7,14 @@ import journals
 import pytest
 from command_lines import script
 from mlflow.tracking import MlflowClient
-from mlflow_reader import everything, mlflow_runs, only_run
+from mlflow_reader import everything, mlflow_runs, only_run, steps_of
 
 from dpexp.record.files import JournalError
-from dpexp.record.journal import Journal
 from dpexp.record.record import finish
-from dpexp.record.runs import import_journal
-from dpexp.tracking.delivery import sync
+from dpexp.record.runs import begin, import_journal
+from dpexp.tracking import ledger
+from dpexp.tracking import sync as module
+from dpexp.tracking.sync import sync
 
 pytestmark = pytest.mark.filterwarnings("default")  # MLflow, pydantic and SQLAlchemy warn of each other
 
@@ -48,7 +49,7 @@ def test_sync_finds_what_the_store_lost_and_delivers_it_again(runs: Path, uri: s
     else:
         run = only_run(uri, "child" if lost == "run" else "sweep")
         MlflowClient(uri).delete_run(run.info.run_id)
-    assert "was lost in the store" in synced()
+    assert "child  delivered" in synced()
     after = everything(uri, "child")
     assert after["tags"].pop("mlflow.parentRunId") == only_run(uri, "sweep").info.run_id
     del before["tags"]["mlflow.parentRunId"]
@@ -72,7 +73,7 @@ def test_a_ledger_that_cannot_be_read_is_made_again(runs: Path, uri: str, text: 
     finish(journals.complete(runs, "one"))
     synced()
     before = everything(uri, "one")
-    (runs / "one" / "delivery.json").write_text(text)
+    (runs / "one" / ledger.LEDGER).write_text(text)
     synced()
     assert everything(uri, "one") == before
 
@@ -80,17 +81,17 @@ def test_a_ledger_that_cannot_be_read_is_made_again(runs: Path, uri: str, text: 
 def test_the_whole_of_a_journal_that_was_delivered_in_part_follows(
     runs: Path, uri: str, tmp_path: Path
 ) -> None:
-    """The first copy was made while the run was running elsewhere."""
+    """The first copy was made while the run was running elsewhere, and ends in the middle of a line."""
     journal = journals.complete(tmp_path / "elsewhere", "copied", steps=100)
     content = journal.read_bytes()
     journal.write_bytes(content[: len(content) // 2])
     synced(str(journal))
     assert only_run(uri, "copied").info.status == "KILLED"
+    assert synced() == "everything is delivered\n"
     journal.write_bytes(content)
     synced(str(journal))
-    found = everything(uri, "copied")
-    assert found["status"] == "FINISHED"
-    assert [step for step, _, _ in found["metrics"]["loss"]] == list(range(100))
+    assert everything(uri, "copied")["status"] == "FINISHED"
+    assert steps_of(uri, "copied") == list(range(100))
 
 
 def test_a_copy_of_a_journal_from_before_a_restart_takes_nothing_back(
@@ -101,7 +102,7 @@ def test_a_copy_of_a_journal_from_before_a_restart_takes_nothing_back(
     earlier = tmp_path / "earlier" / "runs" / "restarted"
     shutil.copytree(journal.folder, earlier)
     journal.close()
-    with Journal.reopen(journal.folder) as again:
+    with begin(runs.parent, "restarted", {"config": {}}, restarted=True) as again:
         journals.step(again, 0, 20)
         journals.end(again)
     synced("restarted")
@@ -114,10 +115,22 @@ def test_a_copy_of_a_journal_from_before_a_restart_takes_nothing_back(
     assert everything(uri, "restarted") == before
 
 
+def test_a_run_that_another_process_delivers_is_not_delivered_twice(
+    runs: Path, uri: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = journals.complete(runs, "one").parent
+    monkeypatch.setattr(module, "LOCK_TIMEOUT_S", 0.1)
+    with ledger.lock(folder, 1):
+        *_, result = sync(runs.parent)
+    assert (result.state, result.message) == ("not delivered", "another process is delivering run one")
+    assert not mlflow_runs(uri, "one")
+    assert [each.state for each in sync(runs.parent)] == ["delivered"]
+
+
 def test_a_run_that_cannot_be_read_is_skipped(runs: Path) -> None:
     (runs / "empty").mkdir(parents=True)
     (runs / "empty" / "journal.jsonl").touch()
-    (result,) = sync.deliver(runs.parent, sync.undelivered(runs.parent))
+    (result,) = sync(runs.parent)
     assert result.state == "skipped"
     with pytest.raises(JournalError, match="names a run"):
         import_journal(runs / "empty" / "journal.jsonl", runs)

@@ -1,4 +1,4 @@
-"""View: what a link of dpexp opens: the columns of MLflow's list of runs, from the left, and first charts.
+"""Columns: what a link of dpexp opens: the columns of MLflow's list of runs, from the left, and first charts.
 
 MLflow keeps it as a tag of the experiment (a «shared view»), in which an order of columns needs their widths,
 too. On a page of 1,280 pixels the first five are in sight; *Exit shared view* leaves it. The charts are as
@@ -6,25 +6,24 @@ those that MLflow makes itself: it draws lines for metrics by step, and adds all
 """
 
 import json
-from typing import Any
 
 from dpexp.record.figures import At, figures
 
 VIEW = "dpexp"
 """The name of the view of an experiment's runs that dpexp's links open."""
 VIEW_TAG = f"mlflow.sharedViewState.{VIEW}"
-_NAME, _CREATED, _DURATION = "attributes.`Run Name`", "runDateAndNestInfo", "duration"
-_FIRST = ("step_ms", "speed_up", "samples_per_s")
+_METRICS = ("step_ms", "speed_up", "samples_per_s", *(figure.name for figure in figures(At.COLUMN)))
 _WIDTHS = {
-    _NAME: 202,
-    _CREATED: 148,
+    "attributes.`Run Name`": 202,
+    "runDateAndNestInfo": 148,
     "tags.`dpexp.strategy`": 124,
     "tags.`dpexp.verified`": 124,
-    **{f"metrics.`{name}`": 114 for name in (*_FIRST, *(figure.name for figure in figures(At.COLUMN)))},
+    **{f"metrics.`{name}`": 114 for name in _METRICS},
+    "tags.`dpexp.judged`": 114,
     "tags.`dpexp.execution`": 130,
-    _DURATION: 90,
+    "duration": 90,
 }
-COLUMNS = tuple(column for column in _WIDTHS if "dpexp." in column or column.startswith("metrics."))
+COLUMNS = tuple(column for column in _WIDTHS if column.startswith(("tags.", "metrics.")))
 """From the left, after the name of a run and its time."""
 _SECTIONS = {
     "loss and step time": ("loss", "time_ms/step", "step_ms"),
@@ -35,27 +34,22 @@ _SECTIONS = {
 }
 """The sections of charts, with MLflow's names, and the first charts of each: of metrics of these names."""
 
-
-def _state() -> dict[str, Any]:
-    sections = [
-        {"uuid": name, "name": name, "display": True, "isReordered": False, "isGenerated": True}
-        for name in _SECTIONS
-    ]
-    charts = [
-        {"uuid": metric, "metricKey": metric, "displayName": metric, "metricSectionId": name}
-        | {"type": "BAR", "isGenerated": True, "deleted": False}
-        for name, metrics in _SECTIONS.items()
-        for metric in metrics
-    ]
-    return {
+VIEW_STATE = json.dumps(
+    {
         "selectedColumns": COLUMNS,
         "columnOrder": list(_WIDTHS),
         "columnWidths": _WIDTHS,
-        "compareRunSections": sections,
-        "compareRunCharts": charts,
+        "compareRunSections": [
+            {"uuid": name, "name": name, "display": True, "isReordered": False, "isGenerated": True}
+            for name in _SECTIONS
+        ],
+        "compareRunCharts": [
+            {"uuid": metric, "metricKey": metric, "displayName": metric, "metricSectionId": name}
+            | {"type": "BAR", "isGenerated": True, "deleted": False}
+            for name, metrics in _SECTIONS.items()
+            for metric in metrics
+        ],
         "isAccordionReordered": True,
     }
-
-
-VIEW_STATE = json.dumps(_state())
+)
 """The value of the tag."""

@@ -1,6 +1,7 @@
 """Runs that begin again, delivered while they run and later: MLflow has what the journal folds to."""
 
 import contextlib
+import json
 import os
 import random
 import signal
@@ -16,14 +17,14 @@ import journals
 import pytest
 from command_lines import PATIENCE_S
 from launching import AGENT, SCRIPT, Process, ranks_of, record, start_forked, wait, words
-from mlflow_reader import expected_metrics, history, is_system, only_run
-from store_faults import Death, dying
+from mlflow_reader import Death, dying, expected_metrics, history, is_system, only_run
 
 from dpexp.record.journal import JOURNAL, Journal, now
 from dpexp.record.record import finish, fold
-from dpexp.tracking.delivery import upload
-from dpexp.tracking.delivery.upload import Upload
-from dpexp.tracking.store.store import Store
+from dpexp.record.runs import begin
+from dpexp.tracking import deliver
+from dpexp.tracking.deliver import Upload
+from dpexp.tracking.store import Store
 
 pytestmark = pytest.mark.filterwarnings("default")  # MLflow, pydantic and SQLAlchemy warn of each other
 
@@ -34,11 +35,6 @@ def store_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     home = tmp_path_factory.mktemp("home")
     Store.from_environment(home).open()
     return home
-
-
-@pytest.fixture(scope="module")
-def store_uri(store_home: Path) -> str:
-    return f"sqlite:///{store_home / 'mlflow.db'}"
 
 
 values = count(1)  # each is another, so that a step that was taken back differs from the one in its place
@@ -58,21 +54,19 @@ def expected_points(journal: Path) -> dict[str, list[tuple[int, float]]]:
 
 @dataclass
 class Run:
-    """One run through its attempts, with an uploader that may die at any call."""
+    """One run through its attempts, with a follower that may die at any call."""
 
     home: Path
-    uri: str
     random: random.Random
     journal: Journal
     log: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.restart_uploader()
+        self.restart_follower()
 
-    def restart_uploader(self) -> None:
+    def restart_follower(self) -> None:
         self.store = Store.from_environment(self.home)
-        self.store.open()
-        self.upload = Upload(self.store, self.journal.path)
+        self.upload = Upload(self.store, self.journal.folder)
 
     # --- what may happen ---
 
@@ -80,7 +74,7 @@ class Run:
         number = self.random.randint(1, 9)
         numbers = [float(next(values)) for _ in range(number)]
         lists = {"steps.loss": numbers, "steps.time_ms": [n / 100 for n in numbers]}
-        self.journal.extend(lists | {"steps.samples": [30] * number})
+        self.journal.extend(lists | {"steps.samples": [30] * number, "metrics.accuracy": numbers[:1]})
         if self.random.random() < 0.8:
             self.journal.flush()
 
@@ -91,10 +85,10 @@ class Run:
         self.journal.flush()
 
     def deliver(self) -> None:
-        self._unless_the_uploader_dies(self.upload.advance)
+        self._unless_the_follower_dies(self.upload.send_points)
 
     def die_and_begin_again(self) -> None:
-        """The main process is killed: what it did not flush is lost, and its uploader may see the end."""
+        """The main process is killed: what it did not flush is lost, and its follower may see the end."""
         self.journal._file.close()
         self._end()
 
@@ -107,15 +101,16 @@ class Run:
 
     def _end(self) -> None:
         if self.random.random() < 0.5:
-            self._unless_the_uploader_dies(self.upload.facts)
-        self.journal = Journal.reopen(self.journal.folder)
-        self.journal.set(status="running", ended=None)
-        self.journal.flush()
-        self.restart_uploader()
+            self._unless_the_follower_dies(self.upload.complete)
+        self.journal = begin(
+            self.home, self.journal.folder.name, {"config": {"batch_size": 30}}, restarted=True
+        )
+        if self.random.random() < 0.5:  # else the follower of before goes on
+            self.restart_follower()
         if self.random.random() < 0.5:
             self.deliver()
 
-    def _unless_the_uploader_dies(self, action: Any) -> None:
+    def _unless_the_follower_dies(self, action: Any) -> None:
         death: AbstractContextManager[None] = nullcontext()
         if self.random.random() < 0.3:
             death = dying(self.store, self.random.randint(0, 6), self.random.random() < 0.5)
@@ -123,8 +118,8 @@ class Run:
             with death:
                 action()
         except Death:
-            self.log.append("the uploader died")
-            self.restart_uploader()
+            self.log.append("the follower died")
+            self.restart_follower()
 
 
 HAPPENINGS = {
@@ -138,21 +133,34 @@ HAPPENINGS = {
 
 @pytest.mark.parametrize("seed", range(8))
 def test_mlflow_has_what_the_journal_folds_to(
-    store_home: Path, store_uri: str, seed: int, monkeypatch: pytest.MonkeyPatch
+    store_home: Path, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(upload, "BATCH", 7)
-    rng = random.Random(seed)
-    config = {"batch_size": 30}
-    run = Run(store_home, store_uri, rng, journals.begin(store_home / "runs", f"seed{seed}", config=config))
+    monkeypatch.setattr(deliver, "BATCH", 7)
+    rng, uri = random.Random(seed), f"sqlite:///{store_home / 'mlflow.db'}"
+    run = Run(store_home, rng, journals.begin(store_home / "runs", f"seed{seed}", config={"batch_size": 30}))
     for happening in rng.choices(list(HAPPENINGS), list(HAPPENINGS.values()), k=25):
         run.log.append(happening.__name__)
         happening(run)
     run.take_steps()
-    finish(journals.end(run.journal))
-    run._unless_the_uploader_dies(run.upload.facts)
-    Upload(run.store, run.journal.path).facts()
-    assert stored_points(store_uri, f"seed{seed}") == expected_points(run.journal.path), run.log
-    assert only_run(store_uri, f"seed{seed}").info.status == "FINISHED"
+    journals.end(run.journal)
+    run._unless_the_follower_dies(run.upload.complete)
+    Upload(run.store, run.journal.folder).complete()
+    assert stored_points(uri, f"seed{seed}") == expected_points(run.journal.path), run.log
+    assert only_run(uri, f"seed{seed}").info.status == "FINISHED"
+
+
+def test_a_journal_of_before_that_was_cut_at_a_step_has_its_last_points(
+    home_with_store: Path,
+) -> None:
+    """Earlier versions cut a journal where a run resumed."""
+    extend = {"extend": {"steps.loss": [1.0, 2.0, 3.0]}}
+    lines = [{"set": {"run_id": "old"}}, extend, {"cut": {"steps.loss": 2}}, extend]
+    path = home_with_store / "runs" / "old" / JOURNAL
+    path.parent.mkdir(parents=True)
+    path.write_text("".join(json.dumps({"at": 1} | line) + "\n" for line in lines))
+    Upload(Store.from_environment(home_with_store), path.parent).send_points()
+    points = stored_points(f"sqlite:///{home_with_store / 'mlflow.db'}", "old")["loss"]
+    assert points == list(enumerate(fold(path).steps["loss"])) == list(enumerate([1, 2, 1, 2, 3]))
 
 
 WAITING_MODEL = """
@@ -193,7 +201,7 @@ def test_a_restart_by_torchrun_is_one_document_and_one_mlflow_run(
     assert stored_points(uri, found["run_id"]) == expected_points(journal)
     later = f"sqlite:///{tmp_path / 'later.db'}"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", later)
-    Upload(Store.from_environment(dpexp_home), journal).facts()
+    Upload(Store.from_environment(dpexp_home), journal.parent).complete()
     assert stored_points(later, found["run_id"]) == expected_points(journal)
 
 

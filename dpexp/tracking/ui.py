@@ -4,8 +4,6 @@ A plain ``mlflow ui`` is 15 processes and 2 GB, because it also offers jobs; thi
 """
 
 import contextlib
-import errno
-import json
 import os
 import signal
 import socket
@@ -14,28 +12,20 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Collection, Iterator, Mapping
-from typing import IO, Any
+from collections.abc import Iterator
+from typing import IO
 
 from dpexp.config.printable import printable_line
-from dpexp.config.process import end_with_parent, python_path
+from dpexp.config.process import end_with_parent
 from dpexp.record.files import PRIVATE_UMASK
 from dpexp.record.redact import redact
-from dpexp.tracking.content import view
-from dpexp.tracking.store.store import CLIENT_DEFAULTS, Store, without_login
+from dpexp.tracking import columns
+from dpexp.tracking.store import CLIENT_DEFAULTS, Store
 
-OPEN_STORE = (
-    "import sys; from dpexp.config.process import home\n"
-    "from dpexp.tracking.store.store import Store, short_message\n"
-    "try: Store.from_environment(home()).open()\n"
-    "except Exception as error: sys.exit(short_message(error))"
-)
-_ABOUT_THE_PORT = (errno.EADDRINUSE, errno.EACCES)
 OPEN_BY_DEFAULT = ("localhost", "127.0.0.1", "0.0.0.0")
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 5.0
 DEFAULT_EXPERIMENT = "0"  # which every store of MLflow has, used or not
-_NEWEST: dict[str, Any] = {"max_results": 20, "order_by": ["last_update_time DESC"]}
 _WITHOUT_PROXY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
@@ -43,43 +33,28 @@ class ServerError(RuntimeError):
     """The server cannot run: why, and what to do."""
 
 
-def links(base: str) -> list[tuple[str, str]]:
-    """(experiment, link to its runs), the last used first; MLflow's Default only if there is no other."""
-    url, headers = f"{base}/api/2.0/mlflow/experiments/search", {"Content-Type": "application/json"}
-    request = urllib.request.Request(url, json.dumps(_NEWEST).encode(), headers)
-    with _WITHOUT_PROXY.open(request, timeout=10) as response:
-        experiments = json.load(response).get("experiments", [])
-    found = {each["experiment_id"]: each for each in experiments}
-    tags = {number: {tag["key"] for tag in each.get("tags", [])} for number, each in found.items()}
-    return _links(base, {number: each["name"] for number, each in found.items()}, tags)
+def links(store: Store, base: str) -> list[tuple[str, str]]:
+    """(experiment, link to its runs at this address), the last used first, with the columns of dpexp's view.
 
-
-def remote_links(store: Store) -> list[tuple[str, str]] | None:
-    """The links of a server that runs elsewhere, queried with the user's login; None for other stores."""
-    if not store.is_http:
-        return None
-    base, experiments = without_login(store.uri), store.client.search_experiments(**_NEWEST)
-    named = {each.experiment_id: each.name for each in experiments}
-    return _links(base, named, {each.experiment_id: each.tags for each in experiments})
-
-
-def _links(base: str, names: Mapping[str, str], tags: Mapping[str, Collection[str]]) -> list[tuple[str, str]]:
-    """The links to experiments, by id, with the columns of dpexp's view where the tags have it."""
-    used = [number for number in names if number != DEFAULT_EXPERIMENT] or names
-    views = {n: f"&viewStateShareKey={view.VIEW}" if view.VIEW_TAG in tags[n] else "" for n in used}
+    MLflow's Default only if there is no other.
+    """
+    found = store.client.search_experiments(max_results=20, order_by=["last_update_time DESC"])
+    used = [each for each in found if each.experiment_id != DEFAULT_EXPERIMENT] or found
+    views = [f"&viewStateShareKey={columns.VIEW}" if columns.VIEW_TAG in each.tags else "" for each in used]
     return [
-        (names[n], f"{base}/#/experiments/{n}/runs?workflowType=machine_learning{views[n]}") for n in used
+        (each.name, f"{base}/#/experiments/{each.experiment_id}/runs?workflowType=machine_learning{view}")
+        for each, view in zip(used, views, strict=True)
     ]
 
 
 @contextlib.contextmanager
 def server(store: Store, host: str, port: int) -> Iterator[str]:
-    """A server that answers while the context lasts; yields its address. Raises ServerError.
+    """A server that answers while the context lasts; yields its address. Raises ServerError, StoreError.
 
     The store's address is passed in the environment, where no process list shows it.
     """
     _check_address(host, port)
-    _open_in_child(store)
+    store.open()
     environment = CLIENT_DEFAULTS | os.environ
     environment |= {"MLFLOW_BACKEND_STORE_URI": store.uri, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
     environment["MLFLOW_DEFAULT_ARTIFACT_ROOT"] = store.artifacts.as_uri()
@@ -111,34 +86,16 @@ def server(store: Store, host: str, port: int) -> Iterator[str]:
 
 def _check_address(host: str, port: int) -> None:
     """Raises ServerError unless the port of the host is free: MLflow itself would exit with code 0."""
-    named = printable_line(host)
-    if not host:  # the system takes it for 0.0.0.0
-        raise ServerError("--host is empty: give a name or an IPv4 address of this machine")
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
             probe.listen(1)
-        except (OSError, TypeError) as error:  # a TypeError of a host that cannot be a name
-            reason = getattr(error, "strerror", None) or error
-            if getattr(error, "errno", None) in _ABOUT_THE_PORT:
-                raise ServerError(
-                    f"port {port} of {named} cannot be used ({reason}): choose another --port"
-                ) from None
+        except OSError as error:
             raise ServerError(
-                f"host {named} cannot be used ({reason}): give a name or an IPv4 address of this machine"
+                f"port {port} of {printable_line(host)} cannot be used ({error.strerror or error}): "
+                "choose another --port, or --host"
             ) from None
-
-
-def _open_in_child(store: Store) -> None:
-    """Open the store in a child process, because mlflow would stay in memory here. Raises ServerError."""
-    environment = os.environ | {"DPEXP_HOME": str(store.home), "PYTHONPATH": python_path()}
-    command = [sys.executable, "-P", "-c", OPEN_STORE]
-    child = subprocess.run(
-        command, env=environment, capture_output=True, text=True, check=False, umask=PRIVATE_UMASK
-    )
-    if child.returncode:
-        raise ServerError(child.stderr.strip().splitlines()[-1])
 
 
 def _wait_until_up(process: subprocess.Popen[bytes], base: str, log: IO[bytes]) -> None:

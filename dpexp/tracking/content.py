@@ -13,14 +13,10 @@ artifacts             ``record.json``, ``long_values.json``, the figures; a swee
 MLflow compares runs by the last value of a metric, so what is compared has a name of its own beside its
 series. Its page that compares opens with the metric that a run got first: the loss, or, of a run that is
 delivered at once, the step time.
-
-A point's timestamp is that of its journal line, not that of its delivery: see ``points``.
 """
 
 import json
-import math
 import re
-import sys
 from collections.abc import Mapping
 from dataclasses import is_dataclass
 from datetime import datetime
@@ -31,28 +27,26 @@ from dpexp.config.printable import printable
 from dpexp.config.run_config import options_with_role
 from dpexp.config.strategy_registry import STRATEGY_OPTIONS
 from dpexp.record.figures import At, figures, rounded
-from dpexp.record.record import Record
+from dpexp.record.record import Record, Row
 from dpexp.record.view import RecordView
-from dpexp.tracking.content import tables
 
 MAX_KEY = 250
 MAX_PARAM = 6000
 MAX_TAG = 8000
+MAX_ROWS = 10_000
+"""Rows of a table at most, because MLflow's pages load it whole."""
 LONG_VALUES = "long_values.json"
 RUN_ID_TAG = "dpexp.run_id"
 """The tag that says of which run an MLflow run is."""
 SPEED_UP = "speed_up"
-"""The metric of a sweep's run: an addition, which ``speed_ups`` writes."""
-PHASES = "phases_ms/"
+"""The metric of a sweep's run: the speed-up over its single device, which only the sweep's Record has."""
 MOST_PHASES, MOST_SINGLE = 6, 20
 """Of more phases the longest are metrics; ``record.json`` has all."""
-_TAGS = ("host", "os", "python", "torch", "cuda", "cpu")
+_MACHINE = ("host", "os", "python", "torch", "cuda", "cpu")
 """The keys of a Record's environment that are tags."""
-_METRICS = {
-    "steps.loss": "loss",
-    "steps.time_ms": "time_ms/step",
-    "metrics.loss": "epoch/loss",
-}
+_METRICS = {"steps.loss": "loss", "steps.time_ms": "time_ms/step", "metrics.loss": "epoch/loss"}
+_FIRST = ("module", "inputs", "outputs", "parameter", "device", "replica", "batch")
+"""The first columns of tables."""
 
 
 class Point(NamedTuple):
@@ -82,24 +76,19 @@ def valid_key(key: str) -> str:
     return "/".join("_" if part.strip(".") == "" else part for part in parts)
 
 
-def stored_value(value: float) -> float:
-    """The value as MLflow stores it: an infinity as the largest number; nan stays nan."""
-    return math.copysign(sys.float_info.max, value) if math.isinf(value) else float(value)
-
-
-def is_same_value(one: float, other: float) -> bool:
-    """Whether both are stored as the same value; nan is nan."""
-    first, second = stored_value(one), stored_value(other)
-    return math.isclose(first, second, rel_tol=1e-9) or (math.isnan(first) and math.isnan(second))
-
-
 def summary_metrics(record: Record | RecordView) -> dict[str, float]:
     """The single metrics: figures, and the medians of the longest phases, rounded."""
     view = RecordView.of(record)
     single = {figure.name: figure.rounded(view) for figure in figures(At.METRIC | At.COLUMN)}
     known = {name: float(value) for name, value in single.items() if value is not None}
     longest = sorted(view.phase_medians.items(), key=lambda phase: phase[1], reverse=True)[:MOST_PHASES]
-    return known | {valid_key(PHASES + name): rounded(median) for name, median in longest}
+    return known | {valid_key(f"phases_ms/{name}"): rounded(median) for name, median in longest}
+
+
+def speed_ups(sweep: Record) -> dict[str, Point]:
+    """{run id: the metric ``SPEED_UP`` of that run}, with the time at which the sweep ended."""
+    rows, ended = sweep.summary.get("speed_ups") or [], to_epoch_ms(sweep.ended) or 0
+    return {row["run"]: Point(SPEED_UP, float(row["speed_up"]), ended, 0) for row in rows}
 
 
 def params(record: Record) -> dict[str, str]:
@@ -121,12 +110,12 @@ def params(record: Record) -> dict[str, str]:
     }
 
 
-def tags(record: Record) -> dict[str, str]:
+def tags(view: RecordView) -> dict[str, str]:
     """What runs are searched and grouped by, at full length."""
+    record = view.record
     environment, git = record.environment, record.environment.get("git") or {}
-    verification, error = record.verification, record.error
-    # MLflow shows these as tables.
-    shown = [{"path": name, "type": "table"} for name in tables.rows_by_table(record)]
+    verification, error, rows = record.verification, record.error, _rows(record)
+    cut = {name: len(found) for name, found in rows.items() if len(found) > MAX_ROWS}
     values: dict[str, Any] = {
         RUN_ID_TAG: record.run_id,
         "dpexp.schema": record.schema,
@@ -134,17 +123,21 @@ def tags(record: Record) -> dict[str, str]:
         "dpexp.execution": record.execution,
         "dpexp.status": record.status,
         "dpexp.verified": verification.get("passed") if verification.get("checked") else "not checked",
+        "dpexp.judged": "no" if view.noise is not None else None,
         "dpexp.config_digest": record.config_digest,
         "dpexp.devices": ", ".join(record.devices.get("used", [])),
         **{f"git.{key}": value for key, value in git.items()},
-        **{key: environment.get(key) for key in _TAGS},
+        **{key: environment.get(key) for key in _MACHINE},
         "mlflow.source.type": "LOCAL",
         "mlflow.source.name": " ".join(map(str, environment.get("argv") or [])) or None,
         "mlflow.source.git.commit": git.get("commit"),
         "mlflow.source.git.branch": git.get("branch"),
-        "mlflow.loggedArtifacts": json.dumps(shown) if shown else None,
+        # MLflow shows these as tables
+        "mlflow.loggedArtifacts": [{"path": name, "type": "table"} for name in rows] or None,
         "dpexp.error": f"{error.get('type')}: {error.get('message')}" if error else None,
-        "dpexp.tables": tables.what_is_cut(record),
+        "dpexp.tables": "; ".join(
+            f"{name}: the first {MAX_ROWS} of {n} rows, all in record.json" for name, n in cut.items()
+        ),
         "dpexp.damage": "; ".join(record.damage),
         "dpexp.nonfinite": record.summary.get("nonfinite"),
     }
@@ -164,14 +157,36 @@ def fit(values: Mapping[str, str], limit: int) -> tuple[dict[str, str], dict[str
     return fitted, changed
 
 
+def tables(record: Record) -> dict[str, str]:
+    """The artifacts that MLflow shows as tables, by file name; only those with rows."""
+    return {name: table(rows[:MAX_ROWS]) for name, rows in _rows(record).items()}
+
+
+def table(rows: list[Row]) -> str:
+    """Rows as the JSON of MLflow's ``log_table``, by which it compares runs; ``_FIRST`` comes first."""
+    found = dict.fromkeys(key for row in rows for key in row)
+    columns = [*(key for key in _FIRST if key in found), *(key for key in found if key not in _FIRST)]
+    data = [[_cell(row.get(key)) for key in columns] for row in rows]
+    return json.dumps({"columns": columns, "data": data})
+
+
 def to_epoch_ms(iso: str | None) -> int | None:
     """An ISO 8601 time in ms since 1970; None for no time. MLflow has none before that."""
     return max(0, round(datetime.fromisoformat(iso).timestamp() * 1000)) if iso else None
 
 
+def _rows(record: Record) -> dict[str, list[Row]]:
+    found = {"shapes.json": record.shapes, "device_map.json": record.device_map}
+    return {name: rows for name, rows in found.items() if rows}
+
+
+def _cell(value: Any) -> Any:
+    return json.dumps(value) if isinstance(value, list | dict) else value
+
+
 def _text(value: Any) -> str:
     if isinstance(value, str):
         return value
-    if isinstance(value, list | tuple):
+    if isinstance(value, list | tuple) and not any(isinstance(item, dict) for item in value):
         return ", ".join(map(_text, value))
-    return json.dumps(value) if isinstance(value, dict) else str(value)
+    return json.dumps(value) if isinstance(value, list | tuple | dict) else str(value)

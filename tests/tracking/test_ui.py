@@ -16,18 +16,13 @@ from command_lines import ROOT, script
 from servers import free_port
 from tracking_processes import TIMEOUT_S, wait_until_gone
 
-from dpexp.config.printable import printable_line
-from dpexp.record.record import finish
-from dpexp.tracking.process.ui import ServerError, server
-from dpexp.tracking.store.store import Store
-
 
 @pytest.fixture
 def served(
     home_with_store: Path, request: pytest.FixtureRequest
 ) -> Iterator[tuple[subprocess.Popen[str], int, str]]:
     """The UI on one delivered run, on loopback or a parameter's host: its process, port, and first line."""
-    finish(journals.complete(home_with_store / "runs", "shown"))
+    journals.complete(home_with_store / "runs", "shown")
     assert script("runs.py", "sync").returncode == 0
     port = free_port()
     command = [sys.executable, str(ROOT / "scripts" / "ui.py"), "--port", str(port)]
@@ -39,10 +34,6 @@ def served(
     finally:
         process.kill()
         process.communicate()
-
-
-def descendants(pid: int) -> list[psutil.Process]:
-    return psutil.Process(pid).children(recursive=True)
 
 
 @pytest.mark.usefixtures("temporary_folder")
@@ -58,7 +49,7 @@ def test_the_ui_serves_its_link_on_loopback_and_ends_with_all_processes(
     assert (as_remote.returncode, as_remote.stdout) == (0, line), (
         "of a remote server it prints the links only"
     )
-    children = descendants(process.pid)
+    children = psutil.Process(process.pid).children(recursive=True)
     listening = [
         c.laddr for child in children for c in child.net_connections() if c.status == psutil.CONN_LISTEN
     ]
@@ -83,7 +74,7 @@ def test_a_killed_ui_of_another_host_leaves_no_server(
     assert line.startswith(f"dpexp: http://127.0.0.2:{port}/")
     with urllib.request.urlopen(f"http://127.0.0.2:{port}/", timeout=TIMEOUT_S) as page:
         assert page.status == 200
-    children = descendants(process.pid)
+    children = psutil.Process(process.pid).children(recursive=True)
     assert children
     process.kill()
     for child in children:
@@ -92,41 +83,14 @@ def test_a_killed_ui_of_another_host_leaves_no_server(
         assert probe.connect_ex(("127.0.0.2", port)) != 0
 
 
-def test_a_busy_port_is_reported_before_anything_starts(dpexp_home: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        port = other.getsockname()[1]
-        busy = script("ui.py", "--port", port)
-    assert busy.returncode == 1
-    assert busy.stderr.startswith(f"error: port {port} of 127.0.0.1 cannot be used")
-    assert list(dpexp_home.iterdir()) == []
-
-
-@pytest.mark.parametrize("host", ["no.such.host.invalid", "192.0.2.1", "::1", "a\nb", "\udc80", ""])
-def test_a_host_that_is_not_of_this_machine_is_named_and_no_other_port_advised(
-    dpexp_home: Path, host: str
-) -> None:
-    with pytest.raises(ServerError) as refused, server(Store.from_environment(dpexp_home), host, free_port()):
-        pass
-    message = str(refused.value)
-    assert message.startswith(f"host {printable_line(host)} cannot be used" if host else "--host is empty")
-    assert message.endswith("give a name or an IPv4 address of this machine")
-    assert "\n" not in message
-    assert "--port" not in message
-    assert list(dpexp_home.iterdir()) == []
-
-
-def test_a_store_that_cannot_be_used_is_reported_in_one_line(dpexp_home: Path) -> None:
+def test_a_store_or_server_that_cannot_be_used_is_reported_in_one_line(dpexp_home: Path) -> None:
     (dpexp_home / "mlflow.db").write_bytes(os.urandom(4096))
-    refused = script("ui.py", "--port", free_port())
+    port = free_port()
+    refused = script("ui.py", "--port", port)
     assert refused.returncode == 1
     assert refused.stderr.count("\n") == 1
     assert "file is not a database" in refused.stderr
-
-
-def test_a_remote_server_that_does_not_answer_is_reported_without_its_login(dpexp_home: Path) -> None:
-    port = free_port()
-    result = script("ui.py", MLFLOW_TRACKING_URI=f"http://me:hunter22@127.0.0.1:{port}")
-    assert result.returncode == 1
-    message = f"error: the server http://***@127.0.0.1:{port} does not answer: connection refused\n"
-    assert result.stderr == message
-    assert list(dpexp_home.iterdir()) == []
+    away = script("ui.py", MLFLOW_TRACKING_URI=f"http://me:hunter22@127.0.0.1:{port}")
+    assert away.returncode == 1
+    message = f"error: the server http://***@127.0.0.1:{port} cannot be used: connection refused\n"
+    assert away.stderr == message

@@ -1,0 +1,342 @@
+"""Deliver: one journal to one store: live, later, after a kill, by two processes at once.
+
+What may be missing is sent, always. A point has the time of its journal line, so one that is sent again is
+the same row of MLflow's table, and MLflow leaves it out::
+
+    the MLflow run        found by its tag dpexp.run_id, or made
+    points                after the byte that the ledger remembers, else from the start
+    params, tags
+    of an ended journal   the summary's metrics, tables, artifacts, note, data set, figures; last the status
+
+MLflow cannot remove points: where ranks restarted and the journal was cut, a new MLflow run gets every point,
+and the one from before is deleted. The tag ``dpexp.restarts`` says how many cuts an MLflow run knows.
+"""
+
+import hashlib
+import json
+import shutil
+import tempfile
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from dpexp import report
+from dpexp.config import names
+from dpexp.record.files import PROFILER_TRACE, JournalError
+from dpexp.record.journal import COMPARISON, JOURNAL, RECORD, RUN_ID, JournalReader
+from dpexp.record.record import NOT_OF_DPEXP, Record, Row, load_closed
+from dpexp.record.redact import redact
+from dpexp.record.view import RecordView
+from dpexp.tracking import columns, content, ledger
+from dpexp.tracking.content import Point
+from dpexp.tracking.ledger import Delivery, Entry
+from dpexp.tracking.store import Store, StoreError, short_message
+
+BATCH = 1000
+"""Points a call: the limit of MLflow's log_batch."""
+ATTEMPTS = 3
+"""Another machine may write the same tag, or delete the MLflow run of two that it does not keep."""
+LOCK_TIMEOUT_S = 30.0  # for the MLflow run of a sweep
+LOG = "delivery.log"
+RESTARTS_TAG = "dpexp.restarts"
+
+
+def deliver(store: Store, folder: Path, *, again: bool = False) -> Delivery:
+    """Deliver a journal that has ended, ``again`` from its start; how that went, whatever was raised.
+
+    The ledger and the log have it, too. The caller holds the run's lock.
+    """
+    message = ""
+    for attempt in range(ATTEMPTS):
+        try:
+            store.open()
+            return Delivery(True, Upload(store, folder, again=again or attempt > 0).complete())
+        except Exception as error:  # any store, any driver
+            message = short_message(error)
+            write_log(folder, traceback.format_exc())
+            if isinstance(error, StoreError | JournalError):
+                break
+    with suppress(OSError):  # the disk may be full
+        entry = ledger.read(folder).get(store.name, Entry())
+        ledger.write(folder, store.name, replace(entry, complete=False, message=message))
+    return Delivery(False, message)
+
+
+def write_log(folder: Path, text: str) -> None:
+    """Append to the log beside the journal, without credentials. The first text creates it."""
+    with suppress(OSError), (folder / LOG).open("a") as log:
+        log.write(redact(text) + "\n")
+
+
+def sweep_folder(folder: Path, record: Record) -> Path | None:
+    """The folder of the sweep that a run belongs to, if it is here; None for a name that leads elsewhere."""
+    sweep = folder.with_name(record.parent) if RUN_ID.fullmatch(record.parent) else folder
+    return sweep if sweep != folder and (sweep / JOURNAL).exists() else None
+
+
+def is_tracked(folder: Path, record: Record) -> bool:
+    """Whether a run is delivered though no one names it: what its sweep's config says, else its own."""
+    sweep, own = sweep_folder(folder, record), bool(record.config.get("track", True))
+    with suppress(JournalError):
+        return own if sweep is None else bool(Record.load(sweep).config.get("track", own))
+    return own
+
+
+class Upload:
+    """One journal into one store.
+
+    Every method may raise what the store raises; then a new Upload ``again`` sends what may be missing.
+    """
+
+    def __init__(self, store: Store, folder: Path, *, again: bool = False) -> None:
+        self.store, self.folder = store, folder
+        self._known = Entry() if again else ledger.read(folder).get(store.name, Entry())
+        self._begin()
+
+    def _begin(self) -> None:
+        """Nothing was read, nothing sent."""
+        self.record, self.restarts = Record(), 0
+        self._reader = JournalReader(self.folder / JOURNAL)
+        self._lengths: dict[str, int] = {}
+        self._read: list[tuple[int, Point]] = []  # each with the byte at which its line ends
+        self._sent = 0
+        self._run: Any = None
+
+    # --- points -----------------------------------------------------------------------------------------
+
+    def send_points(self) -> Any:
+        """Send the points that the store may lack; returns the MLflow run, None before the first line."""
+        self._read_lines()
+        if not self.record.run_id:
+            return None
+        run = self._attach()
+        points = [point for end, point in self._read if end > self._sent]
+        for first in range(0, len(points), BATCH):
+            self._log_points(points[first : first + BATCH])
+        self._read.clear()
+        self._sent = self._reader.offset
+        if points:
+            self._remember(self._sent)
+        return run
+
+    def _log_points(self, points: list[Point]) -> None:
+        from mlflow.entities import Metric
+
+        self.store.client.log_batch(self._run.info.run_id, metrics=[Metric(*point) for point in points])
+
+    def _read_lines(self) -> None:
+        """Read what was appended; where it cuts what was sent, everything."""
+        known = self.restarts
+        for entry in self._reader:
+            with suppress(*NOT_OF_DPEXP):  # `fold` counts the line
+                self.record.apply(entry)
+                points = list(self._points(entry))  # which may cut those that were read before
+                self._read += [(self._reader.offset, point) for point in points]
+        if self._run is not None and self.restarts > known:
+            self._begin()
+            self._read_lines()
+
+    def _points(self, entry: Row) -> Iterator[Point]:
+        """The points of a line: of lists that it extends, or sets, as ``phases`` is set to a dict of them."""
+        at = max(0, int(entry.get("at", 0)))  # MLflow has no time before 1970
+        lengths, extended = dict(entry.get("cut", {})), dict(entry.get("extend", {}))
+        for key, value in entry.get("set", {}).items():
+            if isinstance(value, dict):
+                lengths |= {name: 0 for name in self._lengths if name.startswith(f"{key}.")}
+                extended |= {
+                    f"{key}.{name}": items for name, items in value.items() if isinstance(items, list)
+                }
+        self._cut({key: length for key, length in lengths.items() if length < self._lengths.get(key, 0)})
+        for key, values in extended.items():
+            name, start = content.metric_key(key), self._lengths.get(key, 0)
+            self._lengths[key] = start + len(values)
+            for step, value in enumerate(values if name else [], start):
+                if isinstance(value, int | float):
+                    yield Point(str(name), float(value), at, step)
+
+    def _cut(self, lengths: dict[str, int]) -> None:
+        """Ranks began again: forget the points that the journal takes back."""
+        self.restarts += bool(lengths)
+        self._lengths |= lengths
+        kept = {content.metric_key(key): length for key, length in lengths.items()}
+        if kept:
+            self._read = [(end, p) for end, p in self._read if p.step < kept.get(p.key, p.step + 1)]
+
+    # --- the MLflow run ---------------------------------------------------------------------------------
+
+    def _attach(self) -> Any:
+        """The MLflow run of this journal, with what the ledger knows of it."""
+        if self._run is None:
+            experiment = self.store.experiment_id(names.fitted(self.record.experiment, "dpexp"))
+            self._run = self._find(experiment) or self._create(experiment)
+            known = self._known
+            if self._run.info.run_id == known.mlflow_run_id and not known.complete:
+                self._sent = known.journal_bytes
+        return self._run
+
+    def _find(self, experiment: str) -> Any:
+        """The MLflow run of this journal as it is now, None without one.
+
+        Of several, which two machines made at once, the first by its id stays; those others, and one from
+        before a restart, are deleted. Raises StoreError where this copy of the journal lacks a restart.
+        """
+        query = f"tags.`{content.RUN_ID_TAG}` = '{self.record.run_id}'"
+        found = list(self.store.client.search_runs([experiment], query, max_results=50))
+        restarts = {run.info.run_id: int(run.data.tags.get(RESTARTS_TAG, 0)) for run in found}
+        if max(restarts.values(), default=0) > self.restarts:
+            raise StoreError(f"run {self.folder.name} has begun again since this copy of its journal")
+        own = sorted(run_id for run_id, count in restarts.items() if count == self.restarts)[:1]
+        for run_id in restarts.keys() - own:
+            self.store.client.delete_run(run_id)
+        return next((run for run in found if run.info.run_id in own), None)
+
+    def _create(self, experiment: str) -> Any:
+        record = self.record
+        user = names.fitted(record.environment.get("user") or "", "unknown")
+        tags = {content.RUN_ID_TAG: record.run_id, "mlflow.user": user}
+        if self.restarts:
+            tags[RESTARTS_TAG] = str(self.restarts)
+        started, name = content.to_epoch_ms(record.started), names.fitted(record.name, record.run_id)
+        created = self.store.client.create_run(experiment, start_time=started, tags=tags, run_name=name)
+        self._run = (
+            self._find(experiment) or created
+        )  # that of another machine, or of a call that seemed to fail
+        self._write_config(RecordView(record))
+        self._remember(0)
+        return self._run
+
+    def _write_config(self, view: RecordView) -> dict[str, dict[str, str]]:
+        """Write params that are missing, and tags; returns the values that are too long, at full length."""
+        from mlflow.entities import Param, RunTag
+
+        params, long_params = content.fit(content.params(view.record), content.MAX_PARAM)
+        tags, long_tags = content.fit(content.tags(view), content.MAX_TAG)
+        self.store.client.log_batch(
+            self._run.info.run_id,
+            params=[Param(*item) for item in params.items() if item[0] not in self._run.data.params],
+            tags=[RunTag(*item) for item in (tags | self._parent_tag()).items()],
+        )
+        return {"params": long_params, "tags": long_tags} if long_params or long_tags else {}
+
+    def _parent_tag(self) -> dict[str, str]:
+        """The tag that makes a run a child of its sweep's MLflow run, which is created if it is missing."""
+        sweep = sweep_folder(self.folder, self.record)
+        with suppress(JournalError):  # a sweep that cannot be read
+            if sweep is not None and is_tracked(sweep, Record.load(sweep)):
+                parent = Upload(self.store, sweep)
+                parent._read_lines()
+                with ledger.lock(sweep, LOCK_TIMEOUT_S):
+                    return {"mlflow.parentRunId": parent._attach().info.run_id}
+        return {}
+
+    def _remember(self, size: int, *, complete: bool = False, message: str = "") -> None:
+        info = self._run.info
+        entry = Entry(info.experiment_id, info.run_id, complete, size, message)
+        ledger.write(self.folder, self.store.name, entry)
+
+    # --- the end ----------------------------------------------------------------------------------------
+
+    def complete(self) -> str:
+        """Send everything; returns where it is, and what could not be drawn.
+
+        Raises StoreError while the run goes on, JournalError where it cannot be read.
+        """
+        size, record = (self.folder / JOURNAL).stat().st_size, load_closed(self.folder)
+        if record.status == "running":
+            raise StoreError(f"run {self.folder.name} has not ended: its process still writes the journal")
+        client, view, run = self.store.client, RecordView(record), self.send_points()
+        run_id, experiment = run.info.run_id, run.info.experiment_id
+        ended = content.to_epoch_ms(record.ended) or content.to_epoch_ms(record.started) or 0
+        single = [Point(key, value, ended, 0) for key, value in content.summary_metrics(view).items()]
+        self._log_points([*single, *self._own_speed_up()])
+        self._log_speed_ups(record)
+        problems = self._write_artifacts(view, self._write_config(view))
+        experiment_tags = client.get_experiment(experiment).tags
+        if experiment_tags.get(columns.VIEW_TAG) != columns.VIEW_STATE:
+            client.set_experiment_tag(experiment, columns.VIEW_TAG, columns.VIEW_STATE)
+        client.set_terminated(run_id, record.status.upper(), content.to_epoch_ms(record.ended))
+        if (kept := self._find(experiment)) is not None and kept.info.run_id != run_id:
+            return Upload(self.store, self.folder, again=True).complete()  # another machine's run stays
+        self._remember(size, complete=True, message=problems)
+        return "; ".join(filter(None, [self.store.where(experiment, run_id), problems]))
+
+    def _own_speed_up(self) -> list[Point]:
+        """The speed-up of this run, if its sweep has ended before; else the sweep's delivery writes it."""
+        sweep = sweep_folder(self.folder, self.record)
+        with suppress(JournalError):
+            found = {} if sweep is None else content.speed_ups(Record.load(sweep))
+            return [found[self.record.run_id]] if self.record.run_id in found else []
+        return []
+
+    def _log_speed_ups(self, sweep: Record) -> None:
+        """The speed-ups of a sweep's runs that the store has."""
+        from mlflow.entities import Metric
+
+        points, info = content.speed_ups(sweep), self._run.info
+        query = f"tags.`mlflow.parentRunId` = '{info.run_id}'"
+        for run in self.store.client.search_runs([info.experiment_id], query) if points else []:
+            if (point := points.get(run.data.tags.get(content.RUN_ID_TAG, ""))) is not None:
+                self.store.client.log_batch(run.info.run_id, metrics=[Metric(*point)])
+
+    def _write_artifacts(self, view: RecordView, long_values: dict[str, dict[str, str]]) -> str:
+        """Write files, note and data set. Returns what could not be made of this Record."""
+        client, run_id = self.store.client, self._run.info.run_id
+        with tempfile.TemporaryDirectory(prefix="dpexp-") as name:
+            folder = Path(name)
+            texts = content.tables(view.record)
+            texts |= {content.LONG_VALUES: json.dumps(long_values)} if long_values else {}
+            for file, text in texts.items():
+                (folder / file).write_text(text)
+            shutil.copyfile(self.folder / RECORD, folder / RECORD)
+            problems = [
+                *_attempt("figures", lambda: report.write_files(view, folder)),
+                *_attempt("note", lambda: self._write_note(report.note(view), folder)),
+                *_attempt("data set", lambda: self._write_dataset(view.record)),
+            ]
+            client.log_artifacts(run_id, name)
+        if (self.folder / PROFILER_TRACE).exists():
+            client.log_artifact(run_id, str(self.folder / PROFILER_TRACE))
+        if (self.folder / COMPARISON).is_dir():
+            client.log_artifacts(run_id, str(self.folder / COMPARISON), COMPARISON)
+        return "; ".join(problems)
+
+    def _write_note(self, text: str, folder: Path) -> None:
+        """The summary as text at the top of the run's page; a long one is complete in ``note.md``."""
+        if len(text) > content.MAX_TAG:
+            (folder / "note.md").write_text(text)
+        note = content.truncate(text, content.MAX_TAG, "note.md")
+        self.store.client.set_tag(self._run.info.run_id, "mlflow.note.content", note)
+
+    def _write_dataset(self, record: Record) -> None:
+        """The run's data as a dataset input of MLflow: runs on the same data share one dataset."""
+        from mlflow.entities import Dataset, DatasetInput, InputTag
+
+        data = record.data
+        if not data:
+            return
+        known = json.dumps(data, sort_keys=True, default=str).encode()
+        dataset = Dataset(
+            name=names.fitted(data.get("name") or record.config.get("data"), "data"),
+            digest=str(data.get("sha256") or hashlib.sha256(known).hexdigest())[:36],
+            source_type="code",
+            source=json.dumps({"source": record.config.get("data"), "description": data.get("description")}),
+            profile=json.dumps({"num_rows": data.get("samples")}),
+        )
+        context = InputTag("mlflow.data.context", "eval" if record.config.get("eval") else "train")
+        self.store.client.log_inputs(self._run.info.run_id, datasets=[DatasetInput(dataset, [context])])
+
+
+def _attempt(what: str, write: Callable[[], object]) -> list[str]:
+    """Call ``write``; the error that the Record's content caused. Raises those of the store and the disk."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        write()
+    except (MlflowException, OSError):
+        raise
+    except Exception as error:  # whatever a figure fails on, the run itself is delivered
+        return [f"without its {what} ({type(error).__name__}: {short_message(error)})"]
+    return []

@@ -1,0 +1,95 @@
+"""Follow: the main process's handle on the follower, the process that delivers its run to MLflow.
+
+Nothing is sent between the two: the follower reads the journal and its lock, the main process waits for its
+exit. So neither can hold up the other, and the death of one changes nothing for the other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from subprocess import DEVNULL, Popen, TimeoutExpired
+
+from dpexp.config.process import command, python_path
+from dpexp.record.journal import JOURNAL
+from dpexp.tracking import ledger
+from dpexp.tracking.ledger import Delivery
+from dpexp.tracking.store import Store
+
+INTERRUPT_INTERVAL_S = 0.1
+_unreaped: list[Popen[bytes]] = []
+"""Followers whose exit code was not read yet: kept so that none stays a zombie."""
+
+
+class Follower:
+    """The follower of the run that this process records. ``start`` it early: it imports mlflow meanwhile."""
+
+    def __init__(self, process: Popen[bytes], folder: Path) -> None:
+        self._process, self._folder = process, folder
+
+    @classmethod
+    def start(cls, home: Path, run_id: str) -> Follower:
+        """Start the process without waiting for it, in its own session, which Ctrl-C does not reach."""
+        _unreaped[:] = [process for process in _unreaped if process.poll() is None]
+        folder = home / "runs" / run_id
+        words = [run_id, str(journal_bytes(folder)), str(os.getpid())]
+        process = Popen(
+            [sys.executable, "-P", "-m", "dpexp.tracking.follower", *words],
+            stdin=DEVNULL,
+            stdout=DEVNULL,
+            stderr=DEVNULL,
+            env=os.environ | {"DPEXP_HOME": str(home), "PYTHONPATH": python_path()},
+            start_new_session=True,
+        )
+        return cls(process, folder)
+
+    @property
+    def pid(self) -> int:
+        """The process id of the follower."""
+        return self._process.pid
+
+    def kill(self) -> None:
+        """No run began: the follower has written nothing."""
+        self._process.kill()
+        self._process.wait()
+
+    def wait(self, timeout_s: float, is_interrupted: Callable[[], bool] = lambda: False) -> Delivery:
+        """Wait until all of the closed journal is delivered, for ``timeout_s`` or until an interrupt."""
+        how = f"{command('runs')} sync {self._folder.name}"
+        deadline, reason = time.monotonic() + timeout_s, "interrupted while waiting"
+        with contextlib.suppress(KeyboardInterrupt):
+            while not is_interrupted():
+                left = deadline - time.monotonic()
+                with contextlib.suppress(TimeoutExpired):
+                    return self._delivery(self._process.wait(max(0.0, min(left, INTERRUPT_INTERVAL_S))), how)
+                if left <= 0:
+                    reason = f"not delivered within {timeout_s:g} s"
+                    break
+        _unreaped.append(self._process)
+        return Delivery(False, f"{reason}; delivery continues in the background; to make sure: {how}")
+
+    def _delivery(self, code: int, how: str) -> Delivery:
+        """What the follower did, by its exit code and the ledger."""
+        store = Store.from_environment(self._folder.parents[1])
+        entry = ledger.read(self._folder).get(store.name, ledger.Entry())
+        if code == 0:
+            where = store.where(entry.experiment_id, entry.mlflow_run_id)
+            return Delivery(True, "; ".join(filter(None, [where, entry.message])))
+        if code < 0:
+            reason = f"its delivery was killed by {signal.Signals(-code).name}"
+        else:
+            reason = entry.message or f"its delivery ended with code {code}"
+        return Delivery(False, f"not delivered: {reason}; the journal is complete, deliver it with: {how}")
+
+
+def journal_bytes(folder: Path) -> int:
+    """The size of the journal of a run; 0 where it has none."""
+    try:
+        return (folder / JOURNAL).stat().st_size
+    except OSError:
+        return 0

@@ -1,0 +1,328 @@
+"""Store: where runs are delivered to: one SQLite file, made so that no crash breaks it, or an MLflow server.
+
+``MLFLOW_TRACKING_URI`` names it; the default is ``mlflow.db`` in DPEXP_HOME. MLflow's other variables
+(tokens, user and password, TLS, timeouts) have their usual meaning.
+
+MLflow creates its schema in place: two first uses at once, or one that is killed, leave a file that never
+works again. Here the schema is built in a file beside the store, under a lock, and renamed when complete::
+
+    mlflow.db.building    under construction                  mlflow.db.lock    locked meanwhile
+    mlflow.db             the store: complete, or absent
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import os
+import re
+import shlex
+import sqlite3
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from dpexp.config.names import folder_name
+from dpexp.config.process import UI_PORT, command
+from dpexp.record.redact import redact
+from dpexp.tracking.content import RUN_ID_TAG
+
+if TYPE_CHECKING:
+    from mlflow.tracking import MlflowClient
+
+PROBE_TIMEOUT_S = 3.0
+LOCK_TIMEOUT_S = 60.0
+"""How long another process may take to build the schema: 2 s on an idle machine."""
+CLIENT_DEFAULTS = {
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+    "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
+    "MLFLOW_HTTP_RESPECT_RETRY_AFTER_HEADER": "false",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_LOGGING_LEVEL": "WARNING",
+    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+    "GIT_PYTHON_REFRESH": "quiet",
+}
+"""With MLflow's own defaults a call waits for minutes. Variables that the user set are kept."""
+
+
+class StoreError(RuntimeError):
+    """The store cannot be used: what is wrong, where, and what to do. Contains no credentials."""
+
+
+@dataclass
+class Store:
+    """Where runs are delivered to. ``file`` is None for a server."""
+
+    uri: str
+    home: Path
+    artifacts: Path
+    file: Path | None
+
+    @classmethod
+    def from_environment(cls, home: Path) -> Store:
+        """The store of this environment. Neither opens nor creates it, and does not import mlflow."""
+        uri = os.environ.get("MLFLOW_TRACKING_URI", "").strip() or f"sqlite:///{home / 'mlflow.db'}"
+        if not uri.startswith("sqlite:///"):
+            return cls(uri, home, home / "mlruns", None)
+        file = Path(uri.removeprefix("sqlite:///")).absolute()
+        return cls(f"sqlite:///{file}", home, file.parent / "mlruns", file)
+
+    @functools.cached_property
+    def name(self) -> str:
+        """The store's address without credentials."""
+        return redact(self.uri)
+
+    @property
+    def is_server(self) -> bool:
+        """Whether the store is an MLflow server: it has pages of its own, and keeps artifacts itself."""
+        return self.uri.lower().startswith(("http:", "https:", "databricks"))
+
+    @property
+    def pages(self) -> str:
+        """The address of a server's pages: ``https://user:password@host/x/`` -> ``https://host/x``."""
+        return re.sub(r"(?<=://)[^/]*@", "", self.uri).rstrip("/")
+
+    def open(self) -> None:
+        """Make the store usable, or see that it still is. Raises StoreError."""
+        if self.uri.lower().startswith("http"):
+            import_mlflow()
+            self._probe()
+        _ = self.client
+
+    @functools.cached_property
+    def client(self) -> MlflowClient:
+        """MLflow's client; creates a store that is a file. Raises StoreError."""
+        import_mlflow()
+        from mlflow.tracking import MlflowClient
+
+        if self.file is not None:
+            create_file(self.file, self.artifacts)
+        try:
+            return MlflowClient(self.uri)
+        except Exception as error:  # MLflow raises its own, SQLAlchemy's and any driver's
+            raise StoreError(f"the store {self.name} cannot be opened: {short_message(error)}") from error
+
+    def experiment_id(self, name: str) -> str:
+        """The experiment of this name, created if absent. Raises StoreError for a deleted one."""
+        from mlflow.exceptions import MlflowException
+
+        experiment = self.client.get_experiment_by_name(name)
+        if experiment is None:
+            location = None if self.is_server else (self.artifacts / folder_name(name)).as_uri()
+            try:
+                return str(self.client.create_experiment(name, artifact_location=location))
+            except MlflowException:  # perhaps another process has just created it
+                experiment = self.client.get_experiment_by_name(name)
+                if experiment is None:
+                    raise
+        if experiment.lifecycle_stage != "active":
+            restore = f"mlflow experiments restore -x {experiment.experiment_id}"
+            message = f"experiment '{name}' was deleted in {self.name}: restore it with `{restore}`"
+            raise StoreError(f"{message}, or give --experiment another name")
+        return str(experiment.experiment_id)
+
+    def runs(self) -> dict[str, Any]:
+        """The MLflow runs of dpexp by run id, which are not deleted: one query for each experiment."""
+        found: dict[str, Any] = {}
+        for experiment in self.client.search_experiments():
+            token: str | None = ""
+            while token is not None:
+                page = self.client.search_runs(
+                    [experiment.experiment_id],
+                    f"tags.`{RUN_ID_TAG}` LIKE '%'",
+                    max_results=1000,
+                    page_token=token or None,
+                )
+                found |= {run.data.tags[RUN_ID_TAG]: run for run in page}
+                token = page.token
+        return found
+
+    def where(self, experiment_id: str, mlflow_run_id: str) -> str:
+        """Where the user finds a run: a link, after the command that serves it where there is no server."""
+        page = f"#/experiments/{experiment_id}/runs/{mlflow_run_id}?workflowType=machine_learning"
+        if self.is_server:
+            return f"{self.pages}/{page}"
+        return f"{command('ui')} shows it at http://127.0.0.1:{UI_PORT}/{page}"
+
+    def _probe(self) -> None:
+        """Raises StoreError unless the server answers within seconds. Sends it no credentials."""
+        import mlflow.environment_variables
+        import requests
+        from urllib3.exceptions import InsecureRequestWarning
+
+        variables = cast("Any", mlflow.environment_variables)
+        trusts_any = variables.MLFLOW_TRACKING_INSECURE_TLS.get()
+        verify = variables.MLFLOW_TRACKING_SERVER_CERT_PATH.get() or not trusts_any  # as MLflow's client does
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", InsecureRequestWarning)
+                answer = requests.get(f"{self.pages}/health", timeout=PROBE_TIMEOUT_S, verify=verify)
+            if answer.status_code >= 500:
+                raise OSError(f"it answers {answer.status_code} {answer.reason}")
+        except (OSError, ValueError) as error:  # as those of requests are
+            raise StoreError(f"the server {self.name} cannot be used: {short_message(error)}") from error
+
+
+def import_mlflow() -> None:
+    """Import mlflow with short timeouts. Raises StoreError where it is not installed."""
+    for name, value in CLIENT_DEFAULTS.items():
+        os.environ.setdefault(name, value)
+    try:
+        import mlflow.tracking  # noqa: F401
+    except ImportError as error:
+        raise StoreError(f"mlflow cannot be imported here ({first_line(error)})") from error
+    logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)  # it logs what it raises
+
+
+# --- the SQLite file ------------------------------------------------------------------------------------
+
+
+def create_file(path: Path, artifacts: Path) -> None:
+    """Create the store unless it exists. Raises StoreError where it cannot be used or created."""
+    from filelock import FileLock, Timeout
+
+    _check(path)
+    lock = path.with_name(f"{path.name}.lock")
+    try:
+        if not _exists(path):
+            with FileLock(lock, timeout=LOCK_TIMEOUT_S):
+                if not _exists(path):
+                    _build(path, artifacts)
+        _use_wal(path)
+    except Timeout:
+        message = f"another process has locked {lock} for {LOCK_TIMEOUT_S:g} s: try again"
+        raise StoreError(f"{message}, and delete it if no dpexp runs") from None
+    except Exception as error:  # MLflow's, SQLAlchemy's, SQLite's or the system's
+        raise StoreError(f"cannot create a store at {path}: {short_message(error)}") from error
+
+
+def _build(path: Path, artifacts: Path) -> None:
+    """Build MLflow's schema and default experiment in a file beside the store, then rename it."""
+    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+
+    building, create = path.with_name(f"{path.name}.building"), cast("Any", SqlAlchemyStore)
+    try:
+        _remove(building)
+        create(f"sqlite:///{building}", artifacts.as_uri()).engine.dispose()
+        _use_wal(building)
+        os.replace(building, path)
+    finally:
+        _remove(building)
+
+
+def _remove(path: Path) -> None:
+    for suffix in ("", "-wal", "-shm", "-journal"):
+        path.with_name(path.name + suffix).unlink(missing_ok=True)
+
+
+def _exists(path: Path) -> bool:
+    """An empty file does not count: MLflow leaves one when it is killed early."""
+    return path.exists() and (path.stat().st_size > 0 or not path.is_file())
+
+
+def _check(path: Path) -> None:
+    """Raises StoreError unless there is a store that can be used, or one can be created. Creates nothing."""
+    folder = path.parent
+    if not folder.is_dir():
+        raise StoreError(f"the store's directory {folder} does not exist: create it, or correct the name")
+    if not os.access(folder, os.W_OK):
+        raise StoreError(f"the store's directory {folder} is read-only for this user")
+    if not _exists(path):
+        return
+    if not path.is_file():
+        raise StoreError(f"the store {path} is not a file")
+    if not os.access(path, os.R_OK | os.W_OK):
+        raise StoreError(f"the store {path} is read-only for this user")
+    try:
+        revision = _revision(path)
+    except sqlite3.OperationalError as error:  # locked, or not to be opened
+        raise StoreError(f"the store {path} cannot be used: {short_message(error)}") from error
+    except sqlite3.DatabaseError as error:
+        raise StoreError(
+            f"{path} is not a store of MLflow ({error}): move it away, or name another"
+        ) from error
+    _check_revision(path, revision)
+
+
+def _check_revision(path: Path, revision: str) -> None:
+    """Compare the schema with that of the installed MLflow: they must be the same."""
+    import mlflow
+
+    newest, known = _revisions()
+    if revision in newest:
+        return
+    if revision in known:
+        older = f"has an older schema ({revision}) than MLflow {mlflow.__version__}: back it up, then run"
+        address = shlex.quote(f"sqlite:///{path}")
+        raise StoreError(f"the store {path} {older}: mlflow db upgrade {address}")
+    newer = f"was written by a newer MLflow (schema {revision}) than the installed {mlflow.__version__}"
+    raise StoreError(f"the store {path} {newer}: update mlflow, or name another store")
+
+
+@functools.cache
+def _revisions() -> tuple[frozenset[str], frozenset[str]]:
+    """The newest Alembic revisions of the installed MLflow, and all; it reads a file for each."""
+    import mlflow
+    from alembic.script import ScriptDirectory
+
+    migrations = ScriptDirectory(str(Path(mlflow.__file__).parent / "store" / "db_migrations"))
+    return frozenset(migrations.get_heads()), frozenset(each.revision for each in migrations.walk_revisions())
+
+
+def _revision(path: Path) -> str:
+    """The Alembic revision of an MLflow store. Raises sqlite3.DatabaseError for another file."""
+    with contextlib.closing(sqlite3.connect(path, timeout=1.0)) as connection:
+        tables = {row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        if not {"alembic_version", "runs", "metrics"} <= tables:
+            raise sqlite3.DatabaseError("it has other tables")
+        row = connection.execute("SELECT version_num FROM alembic_version").fetchone()
+        return str(row and row[0])
+
+
+def _use_wal(path: Path) -> None:
+    """Switch to write-ahead logging where the file system supports it: readers and writers wait less."""
+    connected = contextlib.closing(sqlite3.connect(path, timeout=0.1))
+    # In use, or no shared memory: the file stays as it is.
+    with connected as connection, contextlib.suppress(sqlite3.OperationalError):
+        connection.execute("PRAGMA journal_mode=WAL")
+
+
+# --- errors ---------------------------------------------------------------------------------------------
+
+_MESSAGES = {
+    "certificate": "its certificate is not trusted here: set MLFLOW_TRACKING_SERVER_CERT_PATH to the file "
+    "with the certificate that signed it, or MLFLOW_TRACKING_INSECURE_TLS=true to trust any",
+    "Connection refused": "connection refused",
+    "Name or service not known": "unknown host",
+    "Temporary failure in name resolution": "unknown host",
+    "timed out": "no answer in time",
+    "disk is full": "the disk is full",
+    "No space left on device": "the disk is full",
+    "readonly database": "the store is read-only",
+    "database is locked": "another process keeps the store locked: try later",
+}
+"""Messages for texts that libraries bury in long errors; the first match counts."""
+
+
+def short_message(error: BaseException) -> str:
+    """One line on an error that a store or its driver raised, free of credentials."""
+    text = first_line(error)
+    if not isinstance(error, StoreError):
+        text = next((message for fragment, message in _MESSAGES.items() if fragment in text), text)
+    text = redact(text)  # before it is cut: a part of a credential is not recognized
+    return text if len(text) <= 300 else text[:297] + "..."
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's text: MLflow and SQLAlchemy append complete SQL statements.
+
+    Not SQLAlchemy's line on when it sent the statement, which it puts before the error of the database.
+    """
+    lines = str(error).strip().splitlines()
+    return next(
+        (line for line in lines if not line.startswith("(raised as a result of")), type(error).__name__
+    )

@@ -1,0 +1,106 @@
+"""Sync: delivers runs later, and closes those whose process died. ``scripts/runs.py sync`` calls it."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from dpexp.config.ranges import plural
+from dpexp.record.files import JournalError, private_files
+from dpexp.record.journal import JOURNAL, RECORD, is_open
+from dpexp.record.record import load_closed
+from dpexp.record.runs import folders
+from dpexp.record.steps import present
+from dpexp.tracking import ledger
+from dpexp.tracking.deliver import deliver, is_tracked
+from dpexp.tracking.store import Store, StoreError, short_message
+
+LOCK_TIMEOUT_S = 60.0
+NOT_DELIVERED, NOT_TRACKED, READY, SKIPPED = "not delivered", "not tracked", "ready", "skipped"
+
+
+@dataclass(frozen=True)
+class SyncResult:
+    """One run's state: ``delivered``, ``already``, ``running``, ``closed``, ``skipped``, ``not delivered``.
+
+    Or ``not tracked``: the user has kept it off the store. A run is skipped whose journal cannot be read.
+    """
+
+    run_id: str
+    state: str
+    message: str = ""
+
+    @property
+    def is_well(self) -> bool:
+        """Whether this run needs nothing more now."""
+        return self.state != NOT_DELIVERED
+
+
+def sync(home: Path, named: Iterable[Path] | None = None) -> Iterator[SyncResult]:
+    """Deliver these runs, from their first point; without any, all tracked ones that the store lacks.
+
+    Raises StoreError when the store cannot be used.
+    """
+    store = Store.from_environment(home)
+    wanted, complete = [], []
+    for folder in folders(home / "runs") if named is None else named:
+        if named is None and ledger.state(folder, store.name) == "yes":
+            complete.append(folder)
+            continue
+        for result in _close(folder, is_named=named is not None):
+            if result.state == READY:
+                wanted.append(folder)
+            else:
+                yield result
+    if not wanted and not complete:
+        return
+    store.open()
+    lost = _lost(store, complete)
+    for folder in [*wanted, *lost]:
+        with private_files():
+            yield _deliver(store, folder, again=named is not None, is_lost=folder in lost)
+
+
+def _close(folder: Path, *, is_named: bool) -> Iterator[SyncResult]:
+    """Write the Record of a run whose process died; then say whether it is ``READY``, or why not."""
+    journal, has_record = folder / JOURNAL, (folder / RECORD).exists()
+    try:
+        if is_open(journal):
+            if is_named:
+                yield SyncResult(folder.name, "running", "it is delivered while it runs")
+            return
+        record = load_closed(folder)
+    except (OSError, JournalError) as error:
+        if is_named or journal.exists():  # a run that begins just now has none
+            yield SyncResult(folder.name, SKIPPED, str(error))
+        return
+    if not has_record:
+        if not (folder / RECORD).exists():
+            yield SyncResult(folder.name, NOT_DELIVERED, record.damage[-1])
+            return
+        steps = len(present(record.steps["time_ms"]))
+        yield SyncResult(folder.name, "closed", f"{record.status}, {plural(steps, 'step')} recorded")
+    yield SyncResult(folder.name, READY if is_named or is_tracked(folder, record) else NOT_TRACKED)
+
+
+def _lost(store: Store, delivered: list[Path]) -> list[Path]:
+    """The delivered runs that the store does not have any more, and those of sweeps that it has lost."""
+    if not delivered:
+        return []
+    try:
+        found = store.runs()
+    except Exception as error:  # any store, any driver
+        raise StoreError(f"the store {store.name} cannot be asked: {short_message(error)}") from error
+    ids = {run.info.run_id for run in found.values()}
+    sweeps = {run_id: run.data.tags.get("mlflow.parentRunId") for run_id, run in found.items()}
+    return [folder for folder in delivered if sweeps.get(folder.name, "") not in (None, *ids)]
+
+
+def _deliver(store: Store, folder: Path, *, again: bool, is_lost: bool) -> SyncResult:
+    try:
+        with ledger.lock(folder, LOCK_TIMEOUT_S):
+            if not (again or is_lost) and ledger.state(folder, store.name) == "yes":
+                return SyncResult(folder.name, "already")
+            delivery = deliver(store, folder, again=again)
+    except (OSError, StoreError) as error:
+        return SyncResult(folder.name, NOT_DELIVERED, short_message(error))
+    return SyncResult(folder.name, "delivered" if delivery.complete else NOT_DELIVERED, delivery.message)

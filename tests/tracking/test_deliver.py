@@ -1,0 +1,369 @@
+"""Delivery to an SQLite store: every fact arrives, every point once, wherever earlier deliveries were cut."""
+
+import json
+import math
+import shutil
+from pathlib import Path
+from typing import Any
+
+import journals
+import pytest
+import record_factory
+from command_lines import shared, wait
+from mlflow.tracking import MlflowClient
+from mlflow_reader import (
+    Death,
+    artifact_folder,
+    dying,
+    everything,
+    expected_metrics,
+    mlflow_runs,
+    only_run,
+    steps_of,
+)
+
+from dpexp import report
+from dpexp.config.run_config import RunConfig
+from dpexp.record.figures import At, figures
+from dpexp.record.journal import JOURNAL
+from dpexp.record.record import Record, finish, fold
+from dpexp.record.runs import import_journal
+from dpexp.record.view import RecordView
+from dpexp.tracking import columns, content, deliver, ledger
+from dpexp.tracking.deliver import Upload
+from dpexp.tracking.store import Store, StoreError
+from dpexp.tracking.sync import sync
+
+pytestmark = pytest.mark.filterwarnings("default")  # MLflow, pydantic and SQLAlchemy warn of each other
+
+
+@pytest.fixture
+def home(home_with_store: Path) -> Path:
+    return home_with_store
+
+
+@pytest.fixture
+def uri(home: Path) -> str:
+    return f"sqlite:///{home / 'mlflow.db'}"
+
+
+def store_of(home: Path) -> Store:
+    return Store.from_environment(home)
+
+
+def synced(home: Path, journal: Path) -> None:
+    """Deliver as ``runs.py sync RUN`` does."""
+    finish(journal)
+    (result,) = sync(home, [journal.parent])
+    assert (result.state, result.message.count("without")) == ("delivered", 0), result.message
+
+
+# --- what goes where -----------------------------------------------------------------------------
+
+
+def test_a_run_arrives_complete(home: Path, uri: str) -> None:
+    journal = journals.begin(home / "runs", "complete")
+    journals.observe(journal)
+    journals.step(journal, 0, 100)
+    journal.set(memory={"cpu": 250_000_000, "cuda:0": 1_500_000_000})
+    journals.phases(journal)
+    synced(home, journals.end(journal))
+    found, record = everything(uri, "complete"), fold(journal.path)
+    assert found["experiment"] == "dpexp"
+    assert (found["name"], found["status"]) == (record.name, "FINISHED")
+    assert found["times"] == (content.to_epoch_ms(record.started), content.to_epoch_ms(record.ended))
+    assert found["params"]["batch_size"] == "30"
+    assert found["params"]["strategy"] == "whole"
+    stored = {key: {step: value for step, value, _ in rows} for key, rows in found["metrics"].items()}
+    assert stored == expected_metrics(record)
+    assert list(stored["loss"].values()) == record.steps["loss"]
+    assert stored["accuracy"] == {0: 0.5, 1: 0.75}
+    assert stored["step_ms"][0] == pytest.approx(record.summary["step_ms"]["median"], rel=1e-3)
+    tags = found["tags"]
+    assert (tags["dpexp.run_id"], tags["dpexp.verified"], tags["git.dirty"]) == ("complete", "True", "True")
+    assert tags["mlflow.source.git.commit"] == "0123abcd"
+    assert "whole" in tags["mlflow.note.content"]
+    assert found["datasets"] == [("random", ("ab" * 32)[:36])]
+    assert json.loads(found["artifacts"]["record.json"]) == record.to_dict()
+    drawn = {"timeline.html", "phases.png", "layout.png", "trace.json"}
+    assert drawn | {"shapes.json", "device_map.json"} <= set(found["artifacts"])
+    view = (
+        MlflowClient(uri).get_experiment(only_run(uri, "complete").info.experiment_id).tags[columns.VIEW_TAG]
+    )
+    shown = [column.split("`")[1].removeprefix("dpexp.") for column in json.loads(view)["selectedColumns"]]
+    assert shown[:5] == ["strategy", "verified", "step_ms", "speed_up", "samples_per_s"]
+    assert {"bytes_moved", "peak_MB", "max_error"} <= set(shown) & set(stored)
+
+
+def test_a_run_is_found_at_a_whole_address_with_and_without_a_server(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command, _, page = store_of(home).where("1", "ab").partition(" shows it at ")
+    run = "#/experiments/1/runs/ab?workflowType=machine_learning"
+    assert (command, page) == ("python scripts/ui.py", f"http://127.0.0.1:5000/{run}")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "https://me:secret@host:8080/")
+    assert store_of(home).where("1", "ab") == f"https://host:8080/{run}"
+
+
+def test_a_run_has_few_metrics_beside_its_series_and_they_are_rounded() -> None:
+    most = record_factory.whole(8, phases={f"phase {number}": 0.123456789 for number in range(12)})
+    for record in (most, record_factory.hybrid(), record_factory.whole(1)):
+        single = content.summary_metrics(record)
+        assert {"step_ms", "samples_per_s", "peak_MB"} <= single.keys()
+        assert all(len(f"{value:.12g}".strip("0").replace(".", "")) <= 6 for value in single.values())
+    assert len(figures(At.METRIC | At.COLUMN)) + content.MOST_PHASES <= content.MOST_SINGLE
+
+
+def test_params_are_what_runs_differ_by() -> None:
+    config = RunConfig("hybrid", virtual=2, run_name="mine", options={"sparse": True}).to_dict()
+    shown = content.params(Record(strategy="hybrid", config=config))
+    assert (shown["strategy"], shown["sparse"], shown["batch_size"]) == ("hybrid", "True", "30")
+    assert not {"comm", "comm_timeout", "run_name", "experiment", "track"} & shown.keys()
+
+
+def test_a_run_that_cannot_be_judged_has_a_tag() -> None:
+    times = [1.0, 2.0, 50.0, 400.0, 1.0, 300.0, 7.0]
+    wide = Record(steps={"time_ms": times, "loss": [1.0] * 7, "samples": [30] * 7})
+    assert content.tags(RecordView(wide))["dpexp.judged"] == "no"
+    assert "dpexp.judged" not in content.tags(RecordView(record_factory.whole(2)))
+
+
+@pytest.mark.parametrize("first", ["sweep", "run"])
+def test_a_sweeps_runs_lie_under_it_with_their_speed_ups_whichever_is_delivered_first(
+    home: Path, uri: str, first: str
+) -> None:
+    sweep = journals.begin(home / "runs", "parent", strategy="sweep")
+    sweep.set({"summary.speed_ups": [{"run": "child", "speed_up": 1.5}, {"run": "../gone", "speed_up": 2.0}]})
+    run = journals.begin(home / "runs", "child", parent="parent")
+    for journal in (sweep, run) if first == "sweep" else (run, sweep):
+        synced(home, journals.end(journal))
+    synced(home, run.path)
+    assert [value for _, value, _ in everything(uri, "child")["metrics"]["speed_up"]] == [1.5]
+    assert only_run(uri, "child").data.tags["mlflow.parentRunId"] == only_run(uri, "parent").info.run_id
+
+
+def test_tables_are_those_of_log_table_and_very_long_ones_are_cut(home: Path, uri: str) -> None:
+    journal = journals.complete(home / "runs", "tables")
+    synced(home, journal)
+    ours = json.loads(content.table(fold(journal).shapes))
+    assert ours["columns"][:3] == ["module", "inputs", "outputs"]
+    named = {c: [row[i] for row in ours["data"]] for i, c in enumerate(ours["columns"])}
+    MlflowClient(uri).log_table(only_run(uri, "tables").info.run_id, named, "theirs.json")
+    assert ours == json.loads(everything(uri, "tables")["artifacts"]["theirs.json"])
+    rows = [{"batch": 0, "module": str(number)} for number in range(content.MAX_ROWS + 1)]
+    many = Record(shapes=rows, device_map=rows[:-1])
+    assert {len(json.loads(text)["data"]) for text in content.tables(many).values()} == {content.MAX_ROWS}
+    cut = "shapes.json: the first 10000 of 10001 rows, all in record.json"
+    assert content.tags(RecordView(many))["dpexp.tables"] == cut
+
+
+def test_long_values_are_complete_in_an_artifact_that_the_short_ones_name(home: Path, uri: str) -> None:
+    config = {"model": "m" * 7000, "odd key!": 1}
+    synced(home, journals.complete(home / "runs", "long", config=config, environment={"host": "h" * 9000}))
+    found = everything(uri, "long")
+    assert found["params"]["model"].endswith("… (full text in long_values.json)")
+    assert len(found["params"]["model"]) == content.MAX_PARAM
+    assert len(found["tags"]["host"]) == content.MAX_TAG
+    long_values = json.loads(found["artifacts"]["long_values.json"])
+    assert long_values == {"params": {"model": "m" * 7000, "odd key!": "1"}, "tags": {"host": "h" * 9000}}
+
+
+def test_a_failed_run_with_losses_that_are_not_finite_has_tags_of_both(home: Path, uri: str) -> None:
+    journal = journals.begin(home / "runs", "odd")
+    journal.extend({"steps.loss": [1.0, math.inf, math.nan], "steps.time_ms": [1.0, 1.0, 1.0]})
+    error = {"type": "ValueError", "message": "too wide", "traceback": "Traceback (most recent call last)"}
+    journals.end(journal, "failed", error)
+    for _ in range(2):
+        synced(home, journal.path)
+    found = everything(uri, "odd")
+    assert found["status"] == "FAILED"
+    assert found["tags"]["dpexp.error"] == "ValueError: too wide"
+    assert [value for _, value, _ in found["metrics"]["loss"]] == [1.0, 1.7976931348623157e308, "nan"]
+    assert json.loads(found["tags"]["dpexp.nonfinite"]) == {"loss": {"nan": 1, "inf": 1, "first": 1}}
+    assert json.loads(found["artifacts"]["record.json"])["steps"]["loss"] == [1.0, "inf", "nan"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["..", "a/../../b", "x" * 5000, "💥" * 250, "a\nb\0", "\ud800", "<script>alert(1)</script>"],
+    ids=ascii,
+)
+def test_a_foreign_name_is_fitted_to_what_the_store_and_the_disk_hold(
+    home: Path, uri: str, name: str, tmp_path: Path
+) -> None:
+    facts = {"experiment": name, "name": name, "parent": name, "error": {"type": name, "message": name}}
+    config = {"strategy": name, "../model": name, "a//b": "\0", "k" * 300: "v" * 7000}
+    environment = {"user": name, "argv": [name]}
+    data = {"name": name, "samples": 1}
+    journal = journals.complete(
+        tmp_path / "runs", "foreign", config=config, environment=environment, data=data, **facts
+    )
+    before = {path.name for path in home.iterdir()} | {"runs", "mlruns"}
+    synced(home, import_journal(journal, home / "runs") / JOURNAL)
+    run = only_run(uri, "foreign")
+    assert run.info.status == "FINISHED"
+    artifacts = artifact_folder(run)
+    assert artifacts.parent.parent.parent == home / "mlruns"
+    assert artifacts.resolve().is_relative_to(home / "mlruns")
+    assert all(path.name.startswith("mlflow.db") for path in home.iterdir() if path.name not in before)
+    long_values = json.loads((artifacts / "long_values.json").read_text())
+    assert long_values["params"]["k" * 300] == "v" * 7000
+    heading, _, _ = run.data.tags["mlflow.note.content"].partition("\n")
+    assert "<script>alert" not in heading + (artifacts / "timeline.html").read_text()
+
+
+def test_a_figure_that_fails_is_reported_and_the_run_is_delivered(
+    home: Path, uri: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(view: RecordView, folder: Path) -> bool:
+        raise ValueError("bent")
+
+    monkeypatch.setattr(report, "write_files", failing)
+    folder = journals.complete(home / "runs", "bent").parent
+    delivery = deliver.deliver(store_of(home), folder)
+    assert delivery.complete
+    assert "without its figures (ValueError: bent)" in delivery.message
+    assert only_run(uri, "bent").info.status == "FINISHED"
+
+
+# --- once ----------------------------------------------------------------------------------------
+
+
+def test_points_are_delivered_during_the_run(home: Path, uri: str) -> None:
+    journal = journals.begin(home / "runs", "live")
+    live = Upload(store_of(home), journal.folder)
+    live.send_points()
+    assert only_run(uri, "live").data.metrics == {}
+    for first in (0, 50):
+        journals.step(journal, first, 50)
+        live.send_points()
+        assert steps_of(uri, "live") == list(range(first + 50))
+    with pytest.raises(StoreError, match="has not ended"):
+        live.complete()
+    assert only_run(uri, "live").info.status == "RUNNING"
+    synced(home, journals.end(journal))
+    assert only_run(uri, "live").info.status == "FINISHED"
+
+
+def test_only_the_points_after_the_byte_that_the_ledger_remembers_are_sent(home: Path, uri: str) -> None:
+    journal = journals.begin(home / "runs", "resumed")
+    journals.step(journal, 0, 50)
+    Upload(store_of(home), journal.folder).send_points()
+    journals.step(journal, 50, 50)
+    journals.end(journal)
+    sent = []
+    upload = Upload(store_of(home), journal.folder)
+    upload._log_points = sent.extend  # type: ignore[method-assign]
+    upload.send_points()
+    assert {point.step for point in sent} == set(range(50, 100))
+    for again in (False, True):
+        assert deliver.deliver(store_of(home), journal.folder, again=again).complete
+    assert steps_of(uri, "resumed") == list(range(100))
+
+
+def test_a_second_delivery_changes_nothing(home: Path, uri: str) -> None:
+    journal = journals.complete(home / "runs", "again")
+    synced(home, journal)
+    first = everything(uri, "again")
+    synced(home, journal)
+    (journal.parent / ledger.LEDGER).unlink()
+    assert [result.state for result in sync(home)] == ["delivered"]
+    assert everything(uri, "again") == first
+
+
+@pytest.mark.parametrize("arrives", [False, True], ids=["lost", "arrived"])
+def test_a_delivery_cut_at_any_call_is_completed_once(
+    home: Path, uri: str, arrives: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process dies at its first call to the store, at its second, …; then another process delivers."""
+    monkeypatch.setattr(deliver, "BATCH", 150)
+    calls, expected, died = 0, None, True
+    while died:
+        run_id = f"cut{calls}"
+        folder = two_batches(home / "runs", run_id)
+        store = store_of(home)
+        try:
+            with dying(store, calls, arrives):
+                Upload(store, folder).complete()
+            died = False
+        except Death:
+            calls += 1
+        Upload(store_of(home), folder).complete()
+        delivered = comparable(everything(uri, run_id))
+        expected = expected or delivered
+        assert delivered == expected, f"cut at call {calls}"
+    assert calls > 12
+
+
+def two_batches(runs: Path, run_id: str) -> Path:
+    """The folder of a run with two batches of 150 points; everything but its id is fixed."""
+    journal = journals.begin(runs, run_id, started="2026-01-01T00:00:00+00:00")
+    for first in (0, 60):
+        journals.step(journal, first, 60)
+    journal.set(status="failed", ended="2026-01-01T00:01:00+00:00", error={"type": "E", "message": "m"})
+    journal.close()
+    return journal.folder
+
+
+def comparable(delivered: dict[str, Any]) -> dict[str, Any]:
+    """What two runs that did the same have in common: all but id, note and timestamps."""
+    points = {key: [(step, value) for step, value, _ in rows] for key, rows in delivered["metrics"].items()}
+    own = ("dpexp.run_id", "mlflow.note.content")
+    tags = {key: value for key, value in delivered["tags"].items() if key not in own}
+    return {**delivered, "metrics": points, "tags": tags, "artifacts": sorted(delivered["artifacts"])}
+
+
+def test_two_homes_with_copies_of_a_journal_make_one_run(
+    home: Path, uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both look for the MLflow run before the other has made it."""
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    original = journals.complete(tmp_path / "a" / "runs", "both").parent
+    shutil.copytree(original, tmp_path / "b" / "runs" / "both")
+    folders = [tmp_path / name / "runs" / "both" for name in ("a", "b")]
+    uploads = [Upload(store_of(folder.parents[1]), folder) for folder in folders]
+    for each in uploads:
+        each._find = lambda experiment: None  # type: ignore[method-assign]
+    created = [each.send_points().info.run_id for each in uploads]
+    assert len(mlflow_runs(uri, "both")) == 2
+    for folder in folders:
+        assert deliver.deliver(store_of(folder.parents[1]), folder).complete
+    assert only_run(uri, "both").info.run_id == min(created)
+    assert steps_of(uri, "both") == list(range(100))
+
+
+SYNC_ALL = """
+import sys
+from pathlib import Path
+from dpexp.tracking.sync import sync
+print(*[result.state for result in sync(Path(sys.argv[1]))])
+"""
+"""What ``runs.py sync`` does; prints the states."""
+
+
+def test_concurrent_syncs_deliver_each_run_once(home: Path, uri: str) -> None:
+    for number in range(4):
+        finish(journals.complete(home / "runs", f"many{number}"))
+    processes = [shared().start("-c", SYNC_ALL, str(home)) for _ in range(3)]
+    states = [state for process in processes for state in wait(process)[0].split()]
+    assert [process.returncode for process in processes] == [0] * 3
+    assert set(states) <= {"delivered", "already"}
+    assert states.count("delivered") == 4
+    for number in range(4):
+        assert steps_of(uri, f"many{number}") == list(range(100))
+    assert list(sync(home)) == []
+
+
+def test_a_run_that_is_deleted_in_mlflow_while_it_runs_is_delivered_again_from_its_first_step(
+    home: Path, uri: str
+) -> None:
+    journal = journals.begin(home / "runs", "deleted")
+    journals.step(journal, 0, 50)
+    live = Upload(store_of(home), journal.folder)
+    live.send_points()
+    MlflowClient(uri).delete_run(only_run(uri, "deleted").info.run_id)
+    journals.step(journal, 50, 50)
+    with pytest.raises(Exception, match="deleted"):
+        live.send_points()
+    Upload(store_of(home), journal.folder, again=True).send_points()
+    assert steps_of(uri, "deleted") == list(range(100))
