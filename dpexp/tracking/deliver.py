@@ -27,7 +27,7 @@ from dpexp import report
 from dpexp.config import names
 from dpexp.record.files import PROFILER_TRACE, JournalError
 from dpexp.record.journal import COMPARISON, JOURNAL, RECORD, RUN_ID, JournalReader
-from dpexp.record.record import NOT_OF_DPEXP, Record, Row, load_closed
+from dpexp.record.record import NOT_OF_DPEXP, Record, Row, finish
 from dpexp.record.redact import redact
 from dpexp.record.view import RecordView
 from dpexp.tracking import columns, content, ledger
@@ -69,6 +69,11 @@ def write_log(folder: Path, text: str) -> None:
     """Append to the log beside the journal, without credentials. The first text creates it."""
     with suppress(OSError), (folder / LOG).open("a") as log:
         log.write(redact(text) + "\n")
+
+
+def closed(folder: Path) -> Record:
+    """The Record of a run that has ended; ``record.json`` is written if missing. Raises JournalError."""
+    return Record.load(folder) if (folder / RECORD).exists() else finish(folder / JOURNAL)
 
 
 def sweep_folder(folder: Path, record: Record) -> Path | None:
@@ -244,7 +249,7 @@ class Upload:
 
         Raises StoreError while the run goes on, JournalError where it cannot be read.
         """
-        size, record = (self.folder / JOURNAL).stat().st_size, load_closed(self.folder)
+        size, record = (self.folder / JOURNAL).stat().st_size, closed(self.folder)
         if record.status == "running":
             raise StoreError(f"run {self.folder.name} has not ended: its process still writes the journal")
         client, view, run = self.store.client, RecordView(record), self.send_points()

@@ -7,11 +7,10 @@ from pathlib import Path
 from dpexp.config.ranges import plural
 from dpexp.record.files import JournalError, private_files
 from dpexp.record.journal import JOURNAL, RECORD, is_open
-from dpexp.record.record import load_closed
 from dpexp.record.runs import folders
 from dpexp.record.steps import present
 from dpexp.tracking import ledger
-from dpexp.tracking.deliver import deliver, is_tracked
+from dpexp.tracking.deliver import closed, deliver, is_tracked
 from dpexp.tracking.store import Store, StoreError, short_message
 
 LOCK_TIMEOUT_S = 60.0
@@ -68,7 +67,7 @@ def _close(folder: Path, *, is_named: bool) -> Iterator[SyncResult]:
             if is_named:
                 yield SyncResult(folder.name, "running", "it is delivered while it runs")
             return
-        record = load_closed(folder)
+        record = closed(folder)
     except (OSError, JournalError) as error:
         if is_named or journal.exists():  # a run that begins just now has none
             yield SyncResult(folder.name, SKIPPED, str(error))

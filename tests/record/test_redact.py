@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from dpexp.distributed.faults import MAX_TEXT, error_row
 from dpexp.record.record import Record, finish
 from dpexp.record.redact import SHORTEST, redact, redact_values
-from dpexp.tracking.errors import short_message
+from dpexp.tracking.store import short_message
 
 SECRET = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=SHORTEST)
 NAMES = st.sampled_from(["MY_KEY", "DB_PWD", "DB_PASSWORD", "A_SECRET", "HF_TOKEN", "PGPASSWORD", "api_key"])
