@@ -20,12 +20,12 @@ from typing import Literal
 
 from dpexp.config.ranges import plural
 from dpexp.record.batches import replicated_bytes
-from dpexp.record.noise import SLOWER, median_interval, outlier_limit
+from dpexp.record.noise import SLOWER, median_interval
 from dpexp.record.phases import Phase, union_length
 from dpexp.record.record import Record
 from dpexp.record.view import RecordView
 from dpexp.report import units
-from dpexp.report.noise import noise_text
+from dpexp.report.noise import held, noise_text
 
 Needs = Literal["record", "steps", "phases"]
 """What a finding needs: nothing but the Record, or step times or phase times that can be judged."""
@@ -343,22 +343,12 @@ def _change(view: RecordView) -> Found:
 
 
 def _interruptions(view: RecordView) -> Found:
-    """Single long steps cost 5% of the time."""
-    times, skipped = view.usual_times, view.slow_start
-    if len(times) < 4 * ENOUGH:
+    if view.interruptions is None:
         return None
-    limit, median = outlier_limit(times), statistics.median(times)
-    slow = [number for number, ms in enumerate(times) if ms > limit and number >= skipped]
-    lost = sum(times[number] - median for number in slow) / sum(times)
-    if not slow or lost < 0.05:
-        return None
-    which = ", ".join(map(str, slow[:3])) + (" …" if len(slow) > 3 else "")
     return (
-        f"{len(slow)} of {plural(len(times), 'step')} were interrupted (number {which}): they take up to "
-        f"{units.ms(max(times[number] for number in slow))}, the median is {units.ms(median)}, and together "
-        f"they cost {units.percent(lost)} of the time.",
-        "The median leaves them out; what they cost shows in the whole run. Look for a pause of the loader, "
-        "the disk or another program.",
+        f"The run was interrupted: {held(view.interruptions)}. The median leaves them out; what they cost "
+        "shows in the rate by wall clock.",
+        "Look for a pause of the loader, the disk or another program.",
     )
 
 
