@@ -112,11 +112,6 @@ class Cell:
         names = [name for name in self.views[0].metrics if all(name in view.metrics for view in self.views)]
         return {name: statistics.fmean(view.metrics[name] for view in self.views) for name in names}
 
-    def memory(self) -> dict[str, int]:
-        """Peak bytes by device, the largest of the runs."""
-        devices = dict.fromkeys(device for run in self.runs for device in run.memory)
-        return {device: max(run.memory.get(device, 0) for run in self.runs) for device in devices}
-
     def speed_up(self, baseline: Cell) -> Interval:
         """How many times faster than the baseline, with its 95% interval."""
         return ratio_interval(baseline.medians, self.medians)

@@ -166,8 +166,10 @@ def _end(value: float) -> str:
 
 
 def _memory(cell: Cell) -> str:
-    memory = sorted(cell.memory().items(), key=lambda item: layout.device_order(item[0]))
-    if len(memory) > 3:
-        device, most = max(memory[1:], key=lambda item: item[1])
-        return f"{memory[0][0]} {units.size(memory[0][1])}, at most {device} {units.size(most)}"
-    return ", ".join(f"{device} {units.size(count)}" for device, count in memory) or "-"
+    """Peak memory by device, the largest of the runs: the host, and at most three devices or the largest."""
+    devices = sorted({device for run in cell.runs for device in run.memory}, key=layout.device_order)
+    peaks = {device: max(run.memory.get(device, 0) for run in cell.runs) for device in devices}
+    if len(devices) > 4:
+        most = max(devices[1:], key=lambda device: peaks[device])
+        return f"{devices[0]} {units.size(peaks[devices[0]])}, at most {most} {units.size(peaks[most])}"
+    return ", ".join(f"{device} {units.size(count)}" for device, count in peaks.items()) or "-"
