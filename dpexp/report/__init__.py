@@ -19,20 +19,18 @@ def summary(
     record: Record | RecordView,
     *,
     width: int | None = None,
-    color: bool | None = None,
     full: bool = False,
     stream: TextIO | None = None,
 ) -> str:
     """The report of a run as text for a stream (default: stdout), by default as wide as its terminal.
 
-    Without ``full``, its long sections are cut. ``color`` selects ANSI colours, by default where the stream
-    is a terminal; NO_COLOR overrides it.
+    Without ``full``, its long sections are cut. A terminal gets colours.
     """
     from dpexp.report.sections import sections
     from dpexp.report.terminal import terminal_text
 
     found = sections(RecordView.of(record), full=full)
-    return terminal_text(found, width=width, color=color, stream=stream)
+    return terminal_text(found, width=width, stream=stream)
 
 
 def note(record: Record | RecordView) -> str:

@@ -7,7 +7,7 @@ the format is described at https://docs.google.com/document/d/1CvAClvFfyA5R-PhYU
 from typing import Any
 
 from dpexp.record.record import Record, Row
-from dpexp.report.timeline import Bar, TimelineStep
+from dpexp.report.timeline import TimelineStep
 
 STEPS = 0
 """The process of the steps; the devices' processes follow."""
@@ -19,8 +19,9 @@ def chrome_trace(record: Record, steps: list[TimelineStep]) -> dict[str, Any]:
     threads: dict[tuple[str, int], int] = {}
     found: list[Row] = [_name("process_name", STEPS, 0, f"{record.name or record.run_id}: steps")]
     for step in steps:
-        facts = {"rows": step.rows}
-        found.append(_complete(f"step {step.number}", "step", STEPS, 0, step.start, step.ms, facts))
+        found.append(
+            _complete(f"step {step.number}", "step", (STEPS, 0), step.start, step.ms, {"rows": step.rows})
+        )
         for lane in step.lanes:
             for number, level in enumerate(lane.levels):
                 if lane.device not in processes:
@@ -31,22 +32,16 @@ def chrome_trace(record: Record, steps: list[TimelineStep]) -> dict[str, Any]:
                     threads[key] = len(threads)
                     found.append(_name("thread_name", process, threads[key], lane.name))
                 for bar in level:
-                    start = step.start + bar.start
-                    place = process, threads[key]
-                    found.append(_complete(bar.name, bar.phase, *place, start, bar.ms, _details(bar)))
+                    place, start = (process, threads[key]), step.start + bar.start
+                    found.append(_complete(bar.name, bar.phase, place, start, bar.ms, {"device": bar.device}))
     run = {"run_id": record.run_id, "strategy": record.strategy, "execution": record.execution}
     return {"traceEvents": found, "displayTimeUnit": "ms", "otherData": run}
 
 
-def _complete(name: str, kind: str, process: int, thread: int, start: float, ms: float, args: Row) -> Row:
+def _complete(name: str, kind: str, place: tuple[int, int], start: float, ms: float, args: Row) -> Row:
     times = {"ts": round(1000 * start, 3), "dur": round(1000 * ms, 3)}
-    return {"name": name, "cat": kind, "ph": "X", "pid": process, "tid": thread, **times, "args": args}
+    return {"name": name, "cat": kind, "ph": "X", "pid": place[0], "tid": place[1], **times, "args": args}
 
 
 def _name(what: str, process: int, thread: int, name: str) -> Row:
     return {"name": what, "ph": "M", "pid": process, "tid": thread, "args": {"name": name}}
-
-
-def _details(bar: Bar) -> Row:
-    names = ("device", "replica", "inputs", "outputs", "bytes")
-    return {name: value for name in names if (value := getattr(bar, name)) not in (None, "")}

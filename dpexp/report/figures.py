@@ -1,13 +1,13 @@
 """Figures of one run by matplotlib: phases.png, where a step's time goes, and layout.png, what lies where.
 
 layout.png has boxes in columns from left to right: the host, the devices that hold modules, those that hold
-only copies. In a long column devices with the same content share a box. Arrows show what a step sends.
+only copies. Devices with the same content share a box. Arrows show what a step sends.
 """
 
 from __future__ import annotations
 
+import textwrap
 from collections import Counter, defaultdict
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.text import Text
 
-MOST_BOXES, MOST_MODULES, MOST_LETTERS = 8, 10, 40
-"""Of the boxes of a column, of the modules of a box, and of a name."""
+MOST_BOXES, MOST_LETTERS = 8, 40
+"""Of the boxes of a column, and of a line."""
 _LETTER, _LINE, _GAP, _BETWEEN, _TITLE = 0.08, 0.17, 0.55, 1.6, 0.55
 """In inches: a letter, a line, and what is free between boxes, columns and above."""
 
@@ -133,41 +133,26 @@ def _connect(axes: Axes, view: RecordView, boxes: list[Box]) -> None:
 
 def _columns(view: RecordView) -> list[list[Box]]:
     """The boxes of a Record: those of the host, of devices with modules, and of devices with copies."""
-    columns = defaultdict[int, list[Box]](list)
+    boxes: dict[tuple[object, ...], Box] = {}
     for place in layout.places(view.record):
         if place.own or place.copies or place.device in view.record.devices["used"]:
-            column = 0 if place.device == "cpu" else 1 if place.own else 2
-            columns[column].append(Box([place.device], _contents(view, place), column))
-    return [_joined(columns[number]) for number in sorted(columns)]
-
-
-def _joined(boxes: list[Box]) -> list[Box]:
-    """At most ``MOST_BOXES``: of more those with the same content share one, and the last has the rest."""
-    if len(boxes) <= MOST_BOXES:
-        return boxes
-    groups: dict[tuple[str, ...], Box] = {}
-    for box in boxes:
-        groups.setdefault(tuple(box.lines), Box([], box.lines, box.column)).devices.extend(box.devices)
-    found = list(groups.values())
-    rest = [device for box in found[MOST_BOXES - 1 :] for device in box.devices]
-    if len(found) > MOST_BOXES:
-        found[MOST_BOXES - 1 :] = [Box(rest, ["…"], boxes[0].column)]
-    return found
+            column, lines = 0 if place.device == "cpu" else 1 if place.own else 2, _contents(view, place)
+            boxes.setdefault((column, *lines), Box([], lines, column)).devices.append(place.device)
+    columns = [[box for box in boxes.values() if box.column == number] for number in range(3)]
+    for several in columns:
+        if rest := [device for box in several[MOST_BOXES:] for device in box.devices]:
+            several[MOST_BOXES:] = [Box(rest, ["…"], several[0].column)]
+    return [column for column in columns if column]
 
 
 def _contents(view: RecordView, place: layout.DeviceContents) -> list[str]:
     """What a device holds, computes and gets, a line each."""
-    names = _short(place.own)
-    lines = [f"{name}  {units.size(count)}" for name, count in zip(names, place.own.values(), strict=True)]
-    if len(lines) > MOST_MODULES:
-        rest = [*place.own.values()][MOST_MODULES - 1 :]
-        lines[MOST_MODULES - 1 :] = [f"… {plural(len(rest), 'more module')}  {units.size(sum(rest))}"]
-    if place.copies:
-        first, *others = _short(place.copies)
-        what = f"{1 + len(others)} modules" if others else first
-        lines.append(f"copy of {what}  {units.size(place.copies.total())}")
+    size = place.own.total() + place.copies.total()
+    lines = textwrap.wrap(layout.holds(place), MOST_LETTERS) if size else ["no module"]
     group = view.largest
     call = next(iter(group.replicated), None) if group else None
+    if size:
+        lines.append(f"parameters {units.size(size)}")
     if group and call and place.device in view.devices:
         rows = dict(zip(call.devices, group.split, strict=False)).get(place.device)
         lines.append(f"computes {plural(rows, 'row')}" if rows else "idle: no rows for it")
@@ -175,8 +160,4 @@ def _contents(view: RecordView, place: layout.DeviceContents) -> list[str]:
     for move in view.moves:
         if move.target == place.device:
             received[move.name] += move.bytes
-    return [*lines, *(f"gets {units.size(sent)} by {what}" for what, sent in received.items())] or ["nothing"]
-
-
-def _short(modules: Iterable[str]) -> list[str]:
-    return units.short_names([name or "(model)" for name in modules], MOST_LETTERS)
+    return [*lines, *(f"gets {units.size(sent)} by {what}" for what, sent in received.items())]

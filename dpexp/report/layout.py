@@ -4,10 +4,12 @@ import math
 from collections import Counter
 from dataclasses import dataclass, field
 
+from dpexp.config.alike import listed, merged
 from dpexp.config.ranges import plural
 from dpexp.config.strategy_registry import STRATEGY_OPTIONS
 from dpexp.record.batches import model_rows, optimizer_rows, without_host
 from dpexp.record.record import Record, Row
+from dpexp.report import units
 
 
 @dataclass
@@ -44,6 +46,23 @@ def places(record: Record) -> list[DeviceContents]:
     if any(device.startswith("cpu of rank") for device in found) and "cpu" in found and not found["cpu"].own:
         del found["cpu"]  # its ranks have all that the host has
     return list(found.values())
+
+
+def holds(place: DeviceContents) -> str:
+    """The modules of a device: ``fc``, ``1/4 of block1, 265 B of 1.06 kB``, ``a copy of layers.0-11.fc``."""
+    sizes = {name or "(model)": (count, place.full[name]) for name, count in place.own.items()}
+    parts = merged((name, size) for name, size in sizes.items() if size[0] != size[1])
+    found = [
+        f"{units.fraction(*size)} of {name}, {units.size(size[0])} of {units.size(size[1])}"
+        for name, size in parts
+    ]
+    if len(found) > 4:
+        found[3:] = [f"parts of {len(found) - 3} more modules"]
+    if own := [name for name, (count, full) in sizes.items() if count == full]:
+        found.append(listed(own, 4))
+    text = "; ".join(found)
+    copies = f"a copy of {listed((name or '(model)' for name in place.copies), 4)}" if place.copies else ""
+    return ", ".join(filter(None, [text, copies])) or "-"
 
 
 def _device_of(row: Row) -> str:

@@ -46,12 +46,10 @@ def _peak(view: RecordView) -> str:
     if share is None or peak is None:
         return ""
     rates, several = peak["flops_per_s"], f"{peak['devices']} × " if peak["devices"] > 1 else ""
-    most, median, iqr = (f"{units.flop(rates[key])}/s" for key in ("max", "median", "iqr"))
-    sides = f"{peak['size']} x {peak['size']}"
     return (
-        f"that is at least {units.percent(share)} of the peak of {several}{peak['device']}: {most}, "
-        f"the most of {rates['n']} products of {sides} matrices (median {median}, IQR {iqr}, "
-        f"{peak['dtype']}, {plural(peak['threads'], 'thread')})"
+        f"that is at least {units.percent(share)} of the peak of {several}{peak['device']}: "
+        f"{units.flop(rates['max'])}/s, the most of {rates['n']} products of matrices "
+        f"({peak['size']} x {peak['size']}, {peak['dtype']}, {plural(peak['threads'], 'thread')})"
     )
 
 

@@ -104,7 +104,8 @@ def picture(view: RecordView, step: TimelineStep) -> str:
     medians = "; the legend has their medians, and a bar the time in this step" if count else ""
     legend = "".join(
         f'<span><i style="background:{colors[phase]}"></i>{in_html(_median(view, phase))}</span> '
-        for phase in dict.fromkeys(bar.phase for bar in step.bars if bar.ms)
+        for phase in step.phases
+        if phase != "step" and step.phases[phase]
     )
     names = units.short_names([lane.name for lane in step.lanes], LANE_LETTERS)
     lanes = "".join(
@@ -143,15 +144,9 @@ def _lane(name: str, levels: list[list[TimelineBar]], step_ms: float, colors: di
 
 
 def _bar(bar: TimelineBar, level: int, step_ms: float, color: str) -> str:
-    """A bar; what is shown on hover has a line each for phase, device, time, shapes and bytes."""
-    facts = [
-        f"{bar.phase}, {bar.owner}".removesuffix(", "),
-        f"on {bar.device}",
-        f"{units.ms(bar.ms)}, {units.percent(bar.ms / step_ms)} of the step",
-        *([f"in {bar.inputs}"] if bar.inputs else []),
-        *([f"out {bar.outputs}"] if bar.outputs else []),
-        *([] if bar.bytes is None else [f"moves {units.size(bar.bytes)}"]),
-    ]
+    """A bar; on hover its phase, device and time are shown."""
+    time = f"{units.ms(bar.ms)}, {units.percent(bar.ms / step_ms)} of the step"
+    facts = (f"{bar.phase}, {bar.owner}".removesuffix(", "), f"on {bar.device}", time)
     left, width = 100 * bar.start / step_ms, 100 * bar.ms / step_ms
     look = f"left:{left:.3f}%;width:{width:.3f}%;top:{LEVEL_PX * level}px;background:{color}"
     title, name = in_html("\n".join(facts)), in_html(bar.name)

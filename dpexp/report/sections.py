@@ -67,9 +67,7 @@ def _run(view: RecordView, findings: Sequence[Finding]) -> Section:
         _config(record),
         _steps(view),
         _rates(view),
-        verification.errors_line(facts),
-        verification.own_steps(facts),
-        verification.unreached(facts),
+        *verification.verification_lines(facts),
         "to see replicas, emulate devices: --virtual 2" if record.execution == "passthrough" else "",
         layout.emulation(record.strategy, record.execution, record.devices),
         f"DAMAGED: {'; '.join(record.damage)}" if record.damage else "",
@@ -184,7 +182,7 @@ def device_map_section(view: RecordView) -> Section | None:
     devices: dict[tuple[str, ...], list[str]] = {}
     for place in layout.places(record):
         size, full = place.own.total() + place.copies.total(), place.full.total() + place.copies.total()
-        cells = [_modules(place), units.size(size) + (f" of {units.size(full)}" if size < full else "")]
+        cells = [layout.holds(place), units.size(size) + (f" of {units.size(full)}" if size < full else "")]
         cells += [units.size(place.optimizer)] * has_state + [peaks.get(place.device, "-")] * bool(peaks)
         devices.setdefault(tuple(cells), []).append(place.device)
     rows = [
@@ -208,28 +206,6 @@ def _moved(view: RecordView) -> list[str]:
         for way, found in moved.items()
         if found
     ]
-
-
-def _modules(place: layout.DeviceContents) -> str:
-    """The modules of a device: ``fc``, ``1/4 of block1, 265 B of 1.06 kB``, ``a copy of layers.0-11.fc``."""
-    sizes = [(name or "(model)", (count, place.full[name])) for name, count in place.own.items()]
-    shards = merged((name, size) for name, size in sizes if size[0] != size[1])
-    found = [
-        f"{units.fraction(*size)} of {name}, {units.size(size[0])} of {units.size(size[1])}"
-        for name, size in shards
-    ]
-    own, copies = (
-        listed(names, 4)
-        for names in ([name for name, (count, full) in sizes if count == full], map(_name, place.copies))
-    )
-    if len(found) > 4:
-        found = [*found[:3], f"parts of {len(found) - 3} more modules"]
-    parts = ["; ".join([*found, *([own] if own else [])]), f"a copy of {copies}" if copies else ""]
-    return ", ".join(filter(None, parts)) or "-"
-
-
-def _name(module: str) -> str:
-    return module or "(model)"
 
 
 # --- phases and findings -------------------------------------------------------------------------

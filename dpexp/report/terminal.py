@@ -1,12 +1,10 @@
 """Terminal: report sections as text, laid out by rich, a dependency of Typer.
 
-Colour is used only on request or at a terminal, and never if NO_COLOR is set. The text is as wide as the
-terminal, or 100 columns without one.
+rich finds out how wide a terminal is and whether it has colours (COLUMNS, NO_COLOR and FORCE_COLOR say
+otherwise). Without a terminal the text is 100 columns wide.
 """
 
-import io
 import os
-import shutil
 import sys
 from collections.abc import Sequence
 from itertools import groupby
@@ -25,37 +23,23 @@ from dpexp.report.section import Bar, Section, Table
 MOODS = {"good": "bold #00865c", "bad": "bold #d83a34", "warn": "bold #a96500"}
 """Styles of titles: green, red and amber, each legible on white and on black."""
 ASCII = str.maketrans({"█": "#", "·": ".", "…": "...", "×": "x", "µ": "u"})
-NARROWEST, PIPED, WIDE, _GAP, _LONGEST_BAR, _SHORTEST_BAR = 40, 100, 180, 2, 40, 6
+PIPED, WIDE, _GAP, _LONGEST_BAR, _SHORTEST_BAR = 100, 180, 2, 40, 6
 
 
 def terminal_text(
-    sections: Sequence[Section],
-    *,
-    width: int | None = None,
-    color: bool | None = None,
-    piped: int = PIPED,
-    stream: TextIO | None = None,
+    sections: Sequence[Section], *, width: int | None = None, piped: int = PIPED, stream: TextIO | None = None
 ) -> str:
     """The sections as text for a stream (default: stdout), ``width`` columns wide, by default its terminal's.
 
     ``piped`` is the width without a terminal.
     """
     stream = stream or sys.stdout
-    if color is None:
-        color = stream.isatty() and os.environ.get("TERM") != "dumb"
-    colored = color and not os.environ.get("NO_COLOR")
-    text = io.StringIO()
-    console = Console(
-        file=text,
-        width=max(NARROWEST, width or terminal_width(stream) or piped),
-        force_terminal=colored,
-        color_system="truecolor" if colored else None,
-        highlight=False,
-        legacy_windows=False,
-    )
-    for section in sections:
-        console.print(_section(section, console.width))
-    lines = (line.rstrip() for line in text.getvalue().rstrip().split("\n"))
+    width = width or terminal_width(stream) or piped
+    console = Console(file=stream, width=width, highlight=False, legacy_windows=False)
+    with console.capture() as captured:
+        for section in sections:
+            console.print(_section(section, width))
+    lines = (line.rstrip() for line in captured.get().rstrip().split("\n"))
     return encodable("\n".join(lines), stream)
 
 
@@ -71,9 +55,8 @@ def encodable(text: str, stream: TextIO | None = None) -> str:
 
 def terminal_width(stream: TextIO | None = None) -> int | None:
     """COLUMNS if it is set, else the width of the stream's terminal; None where it is not one."""
-    if not ((stream or sys.stdout).isatty() or os.environ.get("COLUMNS")):
-        return None
-    return shutil.get_terminal_size((PIPED, 0)).columns
+    console = Console(file=stream or sys.stdout)
+    return console.width if console.is_terminal or os.environ.get("COLUMNS") else None
 
 
 def _section(section: Section, width: int) -> RenderableType:

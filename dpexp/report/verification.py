@@ -1,5 +1,7 @@
 """The verification of a run as lines and a section of its report."""
 
+from collections.abc import Sequence
+
 from dpexp.config.alike import listed
 from dpexp.config.ranges import plural
 from dpexp.record.record import Record, Row
@@ -7,7 +9,6 @@ from dpexp.report.section import Section
 
 USUAL_LIMIT = 1e-12
 """The limit of a verification in float64."""
-_ERRORS = {"outputs": "output_error", "gradients": "gradient_error"}
 
 
 def verified(facts: Row) -> str:
@@ -20,31 +21,26 @@ def verified(facts: Row) -> str:
     return f"verified to {limit:.0e}" if limit > USUAL_LIMIT else "verified"
 
 
-def errors_line(facts: Row) -> str:
-    """The errors to a single device; empty where nothing was checked."""
-    if not facts.get("checked"):
-        return ""
-    errors = [
-        f"{kind} {float(facts[key]):.1e}" for kind, key in _ERRORS.items() if facts.get(key) is not None
-    ]
-    limit = f"limit {float(facts['tolerance']):.0e}"
-    return f"errors to a single device: {', '.join(errors) or 'none compared'}; {limit}"
+def verification_lines(facts: Row) -> list[str]:
+    """The errors to a single device, those of the run's own steps, and what no verified step has reached."""
+    lines = [f"errors to a single device: {_errors([facts])}"] if facts.get("checked") else []
+    own = [row for name in ("first_steps", "last_step") if (row := facts.get(name))]
+    if compared := [row for row in own if row["steps"]]:
+        lines.append(f"its own steps, in {compared[0]['dtype']}: {_errors(compared)}")
+    elif notes := [row["note"] for row in own if row["note"] and row["passed"] is None]:
+        lines.append(f"its own steps: {notes[0]}")
+    return [*lines, unreached(facts)]
 
 
-def own_steps(facts: Row) -> str:
-    """The steps of the run itself that were compared, in one line; empty for a Record without them."""
-    rows = [row for name in ("first_steps", "last_step") if (row := facts.get(name))]
-    compared = [row for row in rows if row["steps"]]
-    if not compared:
-        notes = [row["note"] for row in rows if row["note"] and row["passed"] is None]
-        return f"its own steps: {notes[0]}" if notes else ""
+def _errors(rows: Sequence[Row]) -> str:
+    """The largest errors of these comparisons: ``outputs 8.7e-17, gradients 5.8e-16; limit 1e-12``."""
     errors = [
         f"{kind} {max(found):.1e}"
-        for kind, key in _ERRORS.items()
-        if (found := [float(row[key]) for row in compared if row[key] is not None])
+        for kind, key in (("outputs", "output_error"), ("gradients", "gradient_error"))
+        if (found := [float(row[key]) for row in rows if row.get(key) is not None])
     ]
-    limit = max(float(row["tolerance"]) for row in compared)
-    return f"its own steps, in {compared[0]['dtype']}: {', '.join(errors)}; limit {limit:.0e}"
+    limit = max(float(row["tolerance"]) for row in rows)
+    return f"{', '.join(errors) or 'none compared'}; limit {limit:.0e}"
 
 
 def unreached(facts: Row) -> str:
@@ -65,16 +61,8 @@ def verification_section(record: Record, full: bool) -> Section | None:
         return Section("Not verified", (note or "nothing was compared with a single device",), "warn")
     if facts["passed"] and not full:
         return Section("Verified", (note,), "good") if note else None
-    errors = [
-        f"{kind} differ by {float(facts[key]):.1e}" if facts[key] else f"{kind} do not differ"
-        for kind, key in _ERRORS.items()
-        if facts.get(key) is not None
-    ]
-    steps = f" in {plural(facts['steps'], 'step')}" if facts.get("steps") else ""
-    line = (
-        f"{' and '.join(errors) or 'compared'} from a single device{steps} "
-        f"({facts['dtype']}, relative; limit {float(facts['tolerance']):.0e})"
-    )
+    steps = f"{plural(facts['steps'], 'step')} of " if facts.get("steps") else ""
+    line = f"{steps}a single device in {facts['dtype']}, relative errors: {_errors([facts])}"
     lines = tuple(filter(None, (line, _worst(facts), facts.get("cause"), note)))
     if facts["passed"]:
         return Section("Verified", lines, "good")

@@ -127,7 +127,7 @@ def test_the_full_report_has_ten_operators_and_the_short_one_three(dpexp_home: P
 def test_the_name_of_an_operator_commands_no_terminal(dpexp_home: Path) -> None:
     found = recorded(dpexp_home, RunConfig("single", devices="cpu", profile=True, **SHORT))
     found.work["operators"]["rows"][0]["name"] = "\x1b[2Jclear"  # a user's class may have any
-    text = summary(found, width=100, color=False, full=True)
+    text = summary(found, width=100, full=True)
     assert (text.count(r"\u001b[2Jclear"), "\x1b" in text) == (2, False)
 
 

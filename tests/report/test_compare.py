@@ -54,7 +54,7 @@ def single(step_ms: float = 2.0) -> Record:
 
 
 def text(compared: Comparison) -> str:
-    return terminal.terminal_text(table.comparison_sections(compared), width=200, color=False)
+    return terminal.terminal_text(table.comparison_sections(compared), width=200)
 
 
 # --- ranked --------------------------------------------------------------------------------------

@@ -57,9 +57,9 @@ def test_a_bar_is_as_long_as_its_phase() -> None:
 
 def test_a_layout_has_what_each_device_has_computes_and_gets() -> None:
     figure = layout_of(whole(2))
-    own = "(model)  48 B\ncomputes 15 rows\ngets 120 B by gather\ngets 48 B by replicate backward"
+    own = "(model)\nparameters 48 B\ncomputes 15 rows\ngets 120 B by gather\ngets 48 B by replicate backward"
     assert own in texts(figure)
-    assert "copy of (model)  48 B\ncomputes 15 rows\ngets 300 B by scatter" in texts(figure)
+    assert "a copy of (model)\nparameters 48 B\ncomputes 15 rows\ngets 300 B by scatter" in texts(figure)
     assert len(figure.findobj(Annotation)) == 2
 
 
@@ -80,8 +80,8 @@ def in_ring(count: int) -> Record:
 
 @pytest.mark.parametrize(
     ("record", "boxes", "arrows"),
-    [(in_ring(5), 5, 5), (in_ring(100), 2, 2), (whole(32, batches=(60,)), 3, 2), (hybrid(), 2, 2)],
-    ids=["ring of 5", "ring of 100", "whole-32", "hybrid"],
+    [(whole(3), 2, 2), (whole(32, batches=(60,)), 3, 2), (hybrid(), 2, 2), (in_ring(100), 2, 2)],
+    ids=["whole-3", "whole-32", "hybrid", "ring of 100"],
 )
 def test_boxes_are_joined_by_arrows_and_those_alike_share_one(
     record: Record, boxes: int, arrows: int
@@ -90,14 +90,6 @@ def test_boxes_are_joined_by_arrows_and_those_alike_share_one(
     assert len([text for text in figure.axes[0].texts if text.get_bbox_patch()]) == boxes <= MOST_BOXES
     assert len(figure.findobj(Annotation)) == arrows
     assert max(figure.get_size_inches()) < 16
-
-
-def test_modules_keep_their_end_and_the_rest_is_counted() -> None:
-    record = whole(2, modules=100)
-    record.device_map[0]["module"] = name = "encoder.layers.11.self_attention.output_projection_of_all_heads"
-    shown = texts(layout_of(record))
-    assert f"{name[-30:]}  40 B" in shown
-    assert "… 92 more modules" in shown
 
 
 def test_a_name_stays_text_whatever_is_in_it(tmp_path: Path) -> None:
@@ -126,14 +118,16 @@ def test_colours_are_legible_on_light_and_dark_paper() -> None:
     assert all(contrast(color, paper) >= 4.5 for color in titles for paper in ("#FFFFFF", "#000000"))
 
 
-def test_a_phase_has_one_colour_on_all_screens_of_a_run() -> None:
+def test_a_phase_has_one_colour_on_all_screens_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLORTERM", "truecolor")
     view = RecordView(whole(2, phases={**PHASES, "tidy": 2.0, "weigh": 1.0}))
     color = style.of_run(view)["weigh"]
     assert color not in {other for phase, other in style.of_run(view).items() if phase != "weigh"}
     assert color in {to_hex(bar.get_facecolor()).upper() for bar in bars(phases_of(view.record))}
     assert color in report.html(view)
     red, green, blue = (int(color[place : place + 2], 16) for place in (1, 3, 5))
-    assert f"38;2;{red};{green};{blue}m" in report.summary(view, color=True, width=100)
+    assert f"38;2;{red};{green};{blue}m" in report.summary(view, width=100)
 
 
 def test_numbered_phases_that_follow_each_other_differ() -> None:

@@ -81,14 +81,6 @@ def test_no_line_is_wider_than_the_terminal_and_no_name_is_broken(width: int) ->
         assert not [word for word in missing if len(word) < width - 20]
 
 
-def test_colour_only_on_request_and_never_with_no_color(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    assert "\x1b[" not in report.summary(whole(2))
-    assert "\x1b[" in report.summary(whole(2), color=True)
-    monkeypatch.setenv("NO_COLOR", "1")
-    assert "\x1b[" not in report.summary(whole(2), color=True)
-
-
 def test_a_terminal_without_unicode_gets_plain_bars() -> None:
     env = os.environ | {"PYTHONIOENCODING": "ascii", "PYTHONPATH": os.pathsep.join(sys.path)}
     shown = subprocess.run([sys.executable, "-c", CODE], env=env, capture_output=True, text=True, check=True)

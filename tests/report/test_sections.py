@@ -78,7 +78,9 @@ def test_a_failed_verification_is_shown_with_its_cause_and_figures_that_are_not_
     for shown in (record, Record.from_dict(json.loads(record.to_json()))):
         text = report.summary(shown, width=100)
         assert "NOT THE SAME" in text.splitlines()[1]
-        assert "outputs differ by inf and gradients differ by nan from a single device in 1 step " in text
+        assert (
+            "1 step of a single device in float64, relative errors: outputs inf, gradients nan; limit" in text
+        )
         assert "the largest error is inf: outputs in step 1" in text
         assert cause in text
 
@@ -175,7 +177,9 @@ def test_a_full_report_has_the_share_of_the_peak_tokens_and_energy() -> None:
     share = units.percent(10**7 / step_s / 2e10)
     assert f"; share of the peak {share}\n" in report.summary(record, width=160)
     text = flat(report.summary(record, width=160, full=True))
-    assert f"at least {share} of the peak of 2 × A CPU: 10 GFLOP/s, the most of 20 products" in text
+    assert (
+        f"at least {share} of the peak of 2 × A CPU: 10 GFLOP/s, the most of 20 products of matrices" in text
+    )
     assert f"{units.number(90 / step_s)} tokens/s; 0.5 J per step of package-0, cuda:0" in text
 
 

@@ -191,7 +191,7 @@ def test_the_timeline_is_shown_in_the_sandboxed_preview(visit: Visit) -> None:
     visit.artifact("timeline.html")
     bar = visit.page.frame_locator("iframe").locator(".bar", has_text="replica 1")
     expect(bar).to_be_visible()
-    expect(bar).to_have_attribute("title", re.compile(r"parallel_apply, replica 1(.|\n)*in \(15, 5\)"))
+    expect(bar).to_have_attribute("title", re.compile("parallel_apply, replica 1"))
 
 
 @pytest.mark.parametrize("figure", ["phases.png", "layout.png"])
