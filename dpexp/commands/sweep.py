@@ -202,5 +202,5 @@ def _line(done: CompletedRun) -> str:
         status = done.record.status if done.record else "no record"
         return f"{done.planned.title}: {status}: {done.error or 'see its record'}"
     step = done.record.summary.get("step_ms")
-    step_time = f"{step['median']:.3g} ms a step (IQR {step['iqr']:.2g}), " if step else ""
+    step_time = f"{step['median']:.3g} ms per step (IQR {step['iqr']:.2g}), " if step else ""
     return f"{done.planned.title}: {step_time}{done.wall_s:.1f} s in total"

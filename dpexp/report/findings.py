@@ -25,7 +25,6 @@ from dpexp.record.phases import Phase, union_length
 from dpexp.record.record import Record
 from dpexp.record.view import RecordView
 from dpexp.report import units
-from dpexp.report.noise import held, noise_text
 
 Needs = Literal["record", "steps", "phases"]
 """What a finding needs: nothing but the Record, or step times or phase times that can be judged."""
@@ -92,7 +91,7 @@ def too_noisy(view: RecordView) -> Found:
     wall = view.wall_samples_per_s
     rate = f" It computes {units.number(wall)} samples/s by wall clock." if wall else ""
     return (
-        f"This run cannot be judged: {noise_text(view.noise)}.{rate}",
+        f"This run cannot be judged: {units.noise_text(view.noise)}.{rate}",
         "Run it again on an otherwise idle machine, with more --steps and fewer --threads than it has cores; "
         "nothing else is concluded from these times.",
     )
@@ -346,8 +345,8 @@ def _interruptions(view: RecordView) -> Found:
     if view.interruptions is None:
         return None
     return (
-        f"The run was interrupted: {held(view.interruptions)}. The median leaves them out; what they cost "
-        "shows in the rate by wall clock.",
+        f"The run was interrupted: {units.held(view.interruptions)}. The median leaves them out; "
+        "what they cost shows in the rate by wall clock.",
         "Look for a pause of the loader, the disk or another program.",
     )
 

@@ -15,7 +15,7 @@ from dpexp.report import style, units
 from dpexp.report.section import Bar, Section
 from dpexp.report.sections import sections
 from dpexp.report.timeline import Bar as TimelineBar
-from dpexp.report.timeline import TimelineStep
+from dpexp.report.timeline import Lane, TimelineStep
 
 LEVEL_PX = 22
 """The height of a level of a lane, as ``page.css`` has it."""
@@ -99,47 +99,41 @@ def picture(view: RecordView, step: TimelineStep) -> str:
     """A step as lanes of bars under an axis in ms, with a legend that has the medians of its phases."""
     colors = style.of_run(view)
     rows = f", {plural(step.rows, 'row')}" if step.rows else ""
-    count = len(view.timed_steps)
-    text = f"step {step.number}{rows}: {units.ms(step.ms)}; it is the most typical of {plural(count, 'step')}"
-    medians = "; the legend has their medians, and a bar the time in this step" if count else ""
+    text = (
+        f"step {step.number}{rows}: {units.ms(step.ms)}; it is the most typical of "
+        f"{plural(len(view.timed_steps), 'step')}; the legend has medians, and a bar the time in this step"
+    )
     legend = "".join(
-        f'<span><i style="background:{colors[phase]}"></i>{in_html(_median(view, phase))}</span> '
-        for phase in step.phases
-        if phase != "step" and step.phases[phase]
+        f'<span><i style="background:{colors[phase.name]}"></i>'
+        f"{in_html(phase.name)} {units.ms(phase.median)}</span> "
+        for phase in view.phases
     )
     names = units.short_names([lane.name for lane in step.lanes], LANE_LETTERS)
-    lanes = "".join(
-        _lane(name, lane.levels, step.ms, colors) for name, lane in zip(names, step.lanes, strict=True)
-    )
+    lanes = (_lane(name, lane, step.ms, colors) for name, lane in zip(names, step.lanes, strict=True))
     return (
-        f'<p>{in_html(text + medians)}</p><p class="legend">{legend}</p>'
-        f'<div class="lanes"><b></b><div class="axis">{_axis(step.ms)}</div>{lanes}</div>'
+        f'<p>{text}</p><p class="legend">{legend}</p>'
+        f'<div class="lanes"><b></b><div class="axis">{_axis(step.ms)}</div>{"".join(lanes)}</div>'
     )
-
-
-def _median(view: RecordView, phase: str) -> str:
-    median = view.phase_medians.get(phase)
-    return phase if median is None else f"{phase} {units.ms(median)}"
 
 
 def _axis(ms: float) -> str:
-    """Ticks at 0 and at three to seven round times."""
+    """Ticks at 0 and at two to six round times."""
     if not 0 < ms < math.inf:
         return ""
     power = 10.0 ** math.floor(math.log10(ms))
     size = next(part * power for part in (2.0, 1.0, 0.5, 0.2) if ms >= 3 * part * power)
-    ticks = (number * size for number in range(int(ms / size) + 1))
+    ticks = (number * size for number in range(int(0.95 * ms / size) + 1))
     return "".join(f'<i style="left:{100 * tick / ms:.2f}%">{units.ms(tick)}</i>' for tick in ticks)
 
 
-def _lane(name: str, levels: list[list[TimelineBar]], step_ms: float, colors: dict[str, str]) -> str:
+def _lane(name: str, lane: Lane, step_ms: float, colors: dict[str, str]) -> str:
     bars = "".join(
         _bar(bar, number, step_ms, colors[bar.phase])
-        for number, level in enumerate(levels)
+        for number, level in enumerate(lane.levels)
         for bar in level
-        if bar.ms and step_ms
+        if bar.ms
     )
-    height = LEVEL_PX * max(1, len(levels))
+    height = LEVEL_PX * max(1, len(lane.levels))
     return f'<b>{in_html(name)}</b><div class="track" style="height:{height}px">{bars}</div>'
 
 

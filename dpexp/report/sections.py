@@ -19,7 +19,6 @@ from dpexp.report import layout, style, units, verification
 from dpexp.report.commands import next_commands
 from dpexp.report.findings import Finding, findings_of
 from dpexp.report.memory import operators_section, work_section
-from dpexp.report.noise import held, noise_text
 from dpexp.report.section import Bar, Section, Table, short_section
 
 EXECUTIONS = {
@@ -91,12 +90,12 @@ def _verdict(view: RecordView, findings: Sequence[Finding]) -> str:
     parts = [f"{execution}, {verification.verified(record.verification)}"]
     if view.noise is not None:
         wall = view.wall_samples_per_s
-        parts.append(f"cannot be judged: {noise_text(view.noise)}")
+        parts.append(f"cannot be judged: {units.noise_text(view.noise)}")
         return "; ".join([*parts, *([f"{units.number(wall)} samples/s by wall clock"] if wall else [])])
     if usual is not None:
         parts.append(f"{units.ms(usual.median)} per step, IQR {units.ms(usual.iqr)}, n {usual.n}")
     if view.interruptions is not None:
-        parts.append(f"interrupted: {held(view.interruptions)}")
+        parts.append(f"interrupted: {units.held(view.interruptions)}")
     return "; ".join([*parts, *(finding.name for finding in findings[:1])])
 
 
@@ -218,7 +217,9 @@ def _phases(view: RecordView) -> Section | None:
         return None
     steps = plural(max(phase.n for phase in phases), "step")
     if noise := view.noise or view.phase_noise:
-        why = "the run cannot be judged" if view.noise else f"they cannot be judged: {noise_text(noise)}"
+        why = (
+            "the run cannot be judged" if view.noise else f"they cannot be judged: {units.noise_text(noise)}"
+        )
         rows = tuple(("  " * phase.depth + phase.name, _phase_text(phase)) for phase in phases)
         line = f"medians of {steps}, without shares: {why}"
         return Section(title, (line,), "warn", Table(("phase", "time [IQR]"), rows))

@@ -6,6 +6,7 @@ from itertools import groupby
 
 from dpexp.config.ranges import plural
 from dpexp.record.batches import Batches, Call
+from dpexp.record.noise import Noise
 
 
 def text(value: float, unit: str) -> str:
@@ -126,3 +127,19 @@ def short_names(names: Sequence[str], most: int) -> list[str]:
         if len(set(short)) == len(set(names)):
             return short
     return list(names)
+
+
+def noise_text(found: Noise) -> str:
+    """The reason with its figures: between which bounds the median lies, and what outliers hold."""
+    low, high = ms(found.low), ms(found.high)
+    bounds = f"the median of {plural(found.n, 'step')} lies between {low} and {high}"
+    return f"{bounds}, {_share(found, 'them')}" if found.are_interrupted else bounds
+
+
+def held(found: Noise) -> str:
+    """Which part of the time outliers hold: ``3 of 75 steps hold 62% of the time``."""
+    return _share(found, plural(found.n, "step"))
+
+
+def _share(found: Noise, steps: str) -> str:
+    return f"{found.outliers} of {steps} hold {percent(found.share)} of the time"
