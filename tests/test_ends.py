@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from user_error_cases import Model, Stop, WordlessError
 
 from dpexp.record.journal import RECORD, is_open
-from dpexp.record.record import Record, fold
+from dpexp.record.record import Record
 
 WORDS = ["single", "--devices", "cpu", "--no-track", "--steps", "2000000", "--warmup", "1", "--quiet"]
 
@@ -148,7 +148,7 @@ def end(command_lines: CommandLines, home: Path, model: str) -> tuple[CommandRes
     words = [*WORDS, "--model", f"{__file__}:{model}"]
     result = command_lines.run(words, home.parent, DPEXP_HOME=str(home))
     (folder,) = (home / "runs").iterdir()
-    return result, fold(folder / "journal.jsonl")
+    return result, Record.load(folder)
 
 
 def check_whole(home: Path, record: Record) -> None:
@@ -233,7 +233,7 @@ def test_a_forked_process_that_comes_back_leaves_the_run_alone(
     words = [*WORDS, "--steps", "50", "--model", f"{__file__}:Returning"]
     result = command_lines.run(words, dpexp_home.parent, DPEXP_HOME=str(dpexp_home))
     (folder,) = (dpexp_home / "runs").iterdir()
-    record = fold(folder / "journal.jsonl")
+    record = Record.load(folder)
     assert (result.code, record.status, record.damage) == (0, "finished", [])
     assert len(record.steps["loss"]) == 50
     assert result.stderr.count("error: in a process that was forked in the run") == 1

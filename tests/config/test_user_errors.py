@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from command_lines import HELPERS, CommandLines, CommandResult
 
-from dpexp.record.record import fold
+from dpexp.record.record import Record
 from dpexp.record.view import RecordView
 from dpexp.tracking.content import MAX_TAG, fit, tags
 
@@ -366,7 +366,7 @@ def test_a_user_error_is_one_message(
         assert left == before
     else:
         (journal,) = (dpexp_home / "runs").glob("*/journal.jsonl")
-        record = fold(journal)
+        record = Record.load(journal.parent)
         assert (record.status, record.damage) == (STATUS[case.code], [])
 
 
@@ -375,7 +375,7 @@ def test_a_long_error_is_short_on_the_screen_and_complete_in_the_record(
 ) -> None:
     result = run(command_lines, failed("single --model $user:Verbose"), tmp_path, dpexp_home)
     (journal,) = (dpexp_home / "runs").glob("*/journal.jsonl")
-    record = fold(journal)
+    record = Record.load(journal.parent)
     assert record.error is not None
     assert record.error["message"] == "\n".join(40_000 * ["word"])
     assert result.code == 1

@@ -9,7 +9,7 @@ from launching import SCRIPT, STEPS, ranks_of, record, run, start_forked, until_
 from servers import free_port
 from tracking_processes import wait_until_gone
 
-from dpexp.record.record import fold
+from dpexp.record.record import Record
 
 
 @pytest.mark.parametrize(("strategy", "victim", "optimizer"), [("ddp", 0, "adamw"), ("fsdp", 1, "adam")])
@@ -39,7 +39,7 @@ def test_ranks_end_with_their_launcher(dpexp_home: Path, tmp_path: Path) -> None
     process.communicate()
     for pid in ranks.values():
         wait_until_gone(pid)
-    assert fold(next(dpexp_home.glob("runs/*/journal.jsonl"))).status == "killed"
+    assert Record.load(next(dpexp_home.glob("runs/*"))).status == "killed"
 
 
 HALTING = """

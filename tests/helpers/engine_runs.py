@@ -8,7 +8,7 @@ from dpexp.engine.observations import run_facts
 from dpexp.engine.prepare import prepare
 from dpexp.engine.progress import ProgressBar
 from dpexp.record.journal import Journal
-from dpexp.record.record import Record, fold
+from dpexp.record.record import Record
 
 
 def recorded(home: Path, config: RunConfig, run_id: str = "run") -> Record:
@@ -17,4 +17,4 @@ def recorded(home: Path, config: RunConfig, run_id: str = "run") -> Record:
         journal.set(run_facts(prepared))
         execute(prepared, journal, ProgressBar(hidden=True))
         journal.set(status="finished")
-    return fold(journal.path)
+    return Record.load(journal.folder)

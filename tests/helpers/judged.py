@@ -19,7 +19,7 @@ from dpexp.engine.loop import execute
 from dpexp.engine.prepare import prepare
 from dpexp.engine.progress import ProgressBar
 from dpexp.record.journal import Journal, NullJournal
-from dpexp.record.record import fold
+from dpexp.record.record import Record
 
 FILE = Path(plain_loop.__file__)
 LAYOUT = f"{HELPERS}/layouts.py"
@@ -167,5 +167,5 @@ def losses(group: ProcessGroup) -> list[list[float]]:
         prepared = prepare(case.config, group=TorchProcessGroup(options.mesh_of(group.size)))
         with Journal(home() / "runs", f"judged{number}") if group.is_first else NullJournal() as journal:
             execute(prepared, journal, ProgressBar(hidden=True), lambda: None)
-        found.append(fold(journal.path).steps["loss"] if group.is_first else [])
+        found.append(Record.load(journal.folder).steps["loss"] if group.is_first else [])
     return found

@@ -11,7 +11,7 @@ from typing import Any
 from command_lines import ENVIRONMENT, PATIENCE_S, ROOT, SCRIPT, Command, python, shared
 from command_lines import wait as wait_for_output
 
-from dpexp.record.record import Record, fold
+from dpexp.record.record import Record
 
 AGENT = ("-P", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
 """``python AGENT RANKS FILE WORDS`` starts ranks with torchrun."""
@@ -109,7 +109,7 @@ def until_step(home: Path, step: int, process: Process) -> Record:
     while time.monotonic() < deadline and process.poll() is None:
         journals = list(home.glob("runs/*/journal.jsonl"))
         if journals:
-            found = fold(journals[0])
+            found = Record.load(journals[0].parent)
             if len(found.steps["loss"]) >= step:
                 return found
         time.sleep(0.05)

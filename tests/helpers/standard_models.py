@@ -25,7 +25,7 @@ from dpexp.engine.loop import execute
 from dpexp.engine.prepare import prepare
 from dpexp.engine.progress import ProgressBar
 from dpexp.record.journal import Journal, NullJournal
-from dpexp.record.record import fold
+from dpexp.record.record import Record
 from dpexp.strategies.base import Strategy
 from dpexp.strategies.gradient_sync import GradientSync
 from dpexp.strategies.placed import Placed
@@ -226,7 +226,7 @@ def judged(group: ProcessGroup, word: str) -> dict[str, Any]:
                 execute(prepared, journal or NullJournal(), ProgressBar(hidden=True), lambda: None)
             except Exception as raised:  # of any kind: it is the answer
                 error = f"{type(raised).__name__}: {raised}"
-        verification = fold(journal.path).verification if journal else {}
+        verification = Record.load(journal.folder).verification if journal else {}
     return {"error": error, "verification": verification}
 
 

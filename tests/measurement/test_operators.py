@@ -232,8 +232,8 @@ def test_of_a_large_trace_the_last_step_is_kept_and_of_a_larger_one_none(
 def test_a_trace_has_no_credentials_and_no_control_characters(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("STORE_TOKEN", "100")  # as the times are
-    content, _ = bounded_trace(traced(tmp_path, ["load 100", "\x1b[2Jclear", "\ud83d"]))
+    monkeypatch.setenv("STORE_TOKEN", "100200")
+    content, _ = bounded_trace(traced(tmp_path, ["load 100200", "\x1b[2Jclear", "\ud83d"]))
     events = json.loads(content)["traceEvents"]
     assert [each["name"] for each in events[2:5]] == ["load ***", r"\u001b[2Jclear", r"\ud83d"]
     assert events[1]["ts"] == 100

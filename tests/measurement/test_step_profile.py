@@ -18,7 +18,7 @@ from dpexp.config.run_config import RunConfig
 from dpexp.engine.measure import Measurement
 from dpexp.measurement.live_storages import LiveStorages, storage_size
 from dpexp.record.figures import rounded
-from dpexp.record.record import Record, Row, fold
+from dpexp.record.record import Record, Row
 from dpexp.tracking.content import summary_metrics
 
 DEPTH, WIDTH, ROWS = 4, 16, 12
@@ -264,7 +264,7 @@ def test_an_error_in_the_observed_step_ends_no_run_or_all_ranks(
     done = run(*words.split(), f"{__file__}:{model}")
     assert done.returncode == code, done.stderr
     (folder,) = (dpexp_home / "runs").iterdir()
-    record = fold(folder / "journal.jsonl")
+    record = Record.load(folder)
     assert (record.status, len(record.steps["loss"])) == (status, 2)
     assert record.phases
     if code:

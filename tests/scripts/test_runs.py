@@ -13,7 +13,7 @@ from record_factory import whole
 from rich.cells import cell_len
 
 from dpexp.record.journal import JOURNAL
-from dpexp.record.record import Record, finish, fold
+from dpexp.record.record import Record, finish
 from dpexp.record.runs import RunSummary
 from dpexp.report import listing
 
@@ -163,7 +163,7 @@ def test_sync_closes_a_run_whose_process_died_whether_the_store_is_there_or_not(
     assert synced.returncode == 3
     assert "connection refused; the journals stay" in synced.stderr
     assert json.loads((runs / "dead" / "record.json").read_text())["status"] == "killed"
-    assert fold(runs / "dead" / JOURNAL).status == "killed"
+    assert Record.load(runs / "dead").status == "killed"
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from torch import nn
 from dpexp.config.run_config import RunConfig
 from dpexp.engine.prepare import prepare
 from dpexp.parallel.data_parallel import DataParallel
-from dpexp.record.record import Record, fold
+from dpexp.record.record import Record
 from dpexp.verification.result import VerificationError
 
 KINDS = ROOT / "experiments" / "planted_bugs" / "kinds"
@@ -30,7 +30,7 @@ def failed(dpexp_home: Path, layout: Callable[..., nn.Module], **options: Any) -
     )
     with pytest.raises(VerificationError) as error:
         recorded(dpexp_home, config)
-    record = fold(dpexp_home / "runs" / "run" / "journal.jsonl")
+    record = Record.load(dpexp_home / "runs" / "run")
     assert record.verification["passed"] is False
     assert record.verification["cause"] in str(error.value)
     return record
@@ -252,7 +252,7 @@ def test_a_run_that_fails_in_its_own_first_step_does_not_contradict_itself(dpexp
     )
     with pytest.raises(RuntimeError, match="not in float32"):
         recorded(dpexp_home, config)
-    record = fold(dpexp_home / "runs" / "run" / "journal.jsonl")
+    record = Record.load(dpexp_home / "runs" / "run")
     assert (
         record.verification["first_steps"] | {"steps": 0, "passed": True, "output_error": None}
         == (record.verification["first_steps"])
