@@ -12,7 +12,6 @@ step. Both are known of a Record that has these bytes::
     hybrid (ranks)   all-to-all of ids and vectors         all-to-all of gradients, or all-reduce
 """
 
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -59,11 +58,11 @@ def is_known(record: Record, batches: Iterable[Batches]) -> bool:
     return has_transfers and all("bytes" in row for call in replicated for row in call.rows)
 
 
-def moves(record: Record, group: Batches, is_largest: bool) -> list[Move]:
-    """What a step of these batches moves, which are the largest or not."""
+def moves(record: Record, group: Batches) -> list[Move]:
+    """What a step of these batches, the largest ones, moves."""
     found = list(_transfers(record, group))
     if record.devices.get("ranks"):
-        found += _between_ranks(record, group, is_largest)
+        found += _between_ranks(record, group)
     else:
         for call in group.replicated:
             found += _scattered(record, call)
@@ -74,14 +73,6 @@ def moves(record: Record, group: Batches, is_largest: bool) -> list[Move]:
         for move in found
         if move.source != move.target and move.bytes > 0 and (trains or not move.is_backward)
     ]
-
-
-def by_phase(moves: Iterable[Move]) -> dict[str, int]:
-    """{phase: the bytes that it moves}, of those that move any."""
-    found = Counter[str]()
-    for move in moves:
-        found[move.phase] += move.bytes
-    return dict(found)
 
 
 def _transfers(record: Record, group: Batches) -> Iterator[Move]:
@@ -125,14 +116,15 @@ def _replicated(record: Record, call: Call) -> Iterator[Move]:
                 yield Move("replicate", "backward", device, row["device"], row["bytes"], True)
 
 
-def _between_ranks(record: Record, group: Batches, is_largest: bool) -> Iterator[Move]:
+def _between_ranks(record: Record, group: Batches) -> Iterator[Move]:
     """The collectives that were counted: pieces to their rank, of others all to the next one of a ring.
 
     Older Records have those of the largest batch. DistributedDataParallel times its all-reduce by itself.
     """
     ring = [rank["device"] for rank in record.devices["ranks"]]
-    counted = record.summary["collectives"]
-    for row in (row for row in counted if (row["batch"] in group.numbers if "batch" in row else is_largest)):
+    for row in record.summary["collectives"]:
+        if "batch" in row and row["batch"] not in group.numbers:
+            continue
         phase = row.get("phase", "backward" if row["backward"] else "forward")
         if (row["what"], phase) == ("all-reduce", "backward") and "allreduce" in record.phases:
             phase = "allreduce"

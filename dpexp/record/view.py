@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections import defaultdict
+from collections import Counter, defaultdict
 from functools import cached_property
 
 from dpexp.record import traffic
@@ -186,7 +186,7 @@ class RecordView:
 
     def _phase(self, name: str, depth: int, times: list[float]) -> Phase:
         figures = spread(times) or {}
-        share, size = self.phase_shares.get(name, 0.0), self.bytes_by_phase.get(name, 0)
+        share, size = self.phase_shares.get(name, 0.0), self.bytes_by_phase[name]
         return Phase(name, depth, figures["median"], figures["iqr"], figures["n"], share, size)
 
     @property
@@ -218,18 +218,14 @@ class RecordView:
         return without_host(self.record)
 
     @cached_property
-    def moves(self) -> list[Move]:
-        """What a step of the largest batch moves between devices; empty where it is not known."""
-        return [] if self.largest is None else self.moves_of(self.largest)
-
-    @cached_property
     def _is_traffic_known(self) -> bool:
         return traffic.is_known(self.record, self.batches)
 
-    def moves_of(self, group: Batches) -> list[Move]:
-        """The same of a step of these batches."""
-        is_largest = self.largest is not None and group.rows == self.largest.rows
-        return traffic.moves(self.record, group, is_largest) if self._is_traffic_known else []
+    @cached_property
+    def moves(self) -> list[Move]:
+        """What a step of the largest batch moves between devices; empty where it is not known."""
+        group = self.largest if self._is_traffic_known else None
+        return [] if group is None else traffic.moves(self.record, group)
 
     @property
     def bytes_moved(self) -> int | None:
@@ -237,9 +233,12 @@ class RecordView:
         return sum(move.bytes for move in self.moves) if self._is_traffic_known else None
 
     @cached_property
-    def bytes_by_phase(self) -> dict[str, int]:
+    def bytes_by_phase(self) -> Counter[str]:
         """{phase: the bytes that it moves in that step}"""
-        return traffic.by_phase(self.moves)
+        found = Counter[str]()
+        for move in self.moves:
+            found[move.phase] += move.bytes
+        return found
 
     # --- memory and work, of one observed step ---
 
