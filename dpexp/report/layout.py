@@ -49,12 +49,12 @@ def places(record: Record) -> list[DeviceContents]:
 
 
 def holds(place: DeviceContents) -> str:
-    """The modules of a device: ``fc``, ``1/4 of block1, 265 B of 1.06 kB``, ``a copy of layers.0-11.fc``."""
+    """The modules of a device: ``fc``, ``25% of block1, 265 B of 1.06 kB``, ``a copy of layers.0-11.fc``."""
     sizes = {name or "(model)": (count, place.full[name]) for name, count in place.own.items()}
     parts = merged((name, size) for name, size in sizes.items() if size[0] != size[1])
     found = [
-        f"{units.fraction(*size)} of {name}, {units.size(size[0])} of {units.size(size[1])}"
-        for name, size in parts
+        f"{units.percent(count / full)} of {name}, {units.size(count)} of {units.size(full)}"
+        for name, (count, full) in parts
     ]
     if len(found) > 4:
         found[3:] = [f"parts of {len(found) - 3} more modules"]

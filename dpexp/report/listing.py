@@ -1,7 +1,7 @@
 """Listing: what ``runs.py list`` and ``run.py models`` print."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import pairwise
+from itertools import count
 from typing import Any
 
 from rich.cells import cell_len, set_cell_size
@@ -96,14 +96,10 @@ def _fit(table: dict[str, list[str]], width: int, ids: Iterable[str]) -> None:
 
 
 def prefixes(ids: Sequence[str], others: Iterable[str] = ()) -> list[str]:
-    """The first letters of each id, as many as distinguish it from all others, and at least eight."""
-    ordered = sorted({*ids, *others})
-    lengths = dict.fromkeys(ordered, SHORTEST_ID)
-    for one, other in pairwise(ordered):
-        shared = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), len(one))
-        for run_id in (one, other):
-            lengths[run_id] = max(lengths[run_id], shared + 1)
-    return [run_id[: lengths[run_id]] for run_id in ids]
+    """The first letters of the ids, at least eight, and as many as distinguish all of them and the others."""
+    every = {*ids, *others}
+    length = next(most for most in count(SHORTEST_ID) if len({each[:most] for each in every}) == len(every))
+    return [run_id[:length] for run_id in ids]
 
 
 def shortened(text: str, width: int) -> str:

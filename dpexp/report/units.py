@@ -55,11 +55,6 @@ def percent(share: float) -> str:
     return f"{100 * share:.1f}%" if 0 < share < 0.0995 else f"{100 * share:.0f}%"
 
 
-def fraction(count: int, full: int) -> str:
-    """``1/4``, or ``35%`` of what is no such part."""
-    return f"1/{full // count}" if count and full % count == 0 else percent(count / full)
-
-
 def error(value: float) -> str:
     """A relative error: ``2.9e-16``, ``0``; ``-`` where nothing was compared."""
     return "-" if math.isnan(value) else "0" if value == 0 else f"{value:.1e}"

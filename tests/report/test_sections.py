@@ -139,7 +139,7 @@ def test_a_device_map_says_what_moves_and_which_part_of_a_module_a_rank_has() ->
             weight | shard | {"shape": [20, 12], "local_shape": [5, 12], "bytes": 240},
             bias | shard | {"shape": [20], "local_shape": [5], "bytes": 20},
         ]
-    part = "1/4 of block1, 260 B of 1.04 kB  260 B of 1.04 kB each"
+    part = "25% of block1, 260 B of 1.04 kB  260 B of 1.04 kB each"
     assert f"cpu:0 … cpu:3  {part}" in report.summary(record, width=100)
     for row in record.device_map:
         row |= {"device": "cpu"}

@@ -26,13 +26,6 @@ def test_numbers_are_shown_in_a_suitable_unit(function: object, texts: dict[floa
     assert {value: function(value) for value in texts} == texts
 
 
-@pytest.mark.parametrize(
-    ("count", "full", "text"), [(1, 2, "1/2"), (3, 24, "1/8"), (7, 20, "35%"), (0, 9, "0%")]
-)
-def test_a_part_is_a_fraction_or_a_share(count: int, full: int, text: str) -> None:
-    assert units.fraction(count, full) == text
-
-
 @given(st.lists(st.lists(st.sampled_from(["layers", "1", "attention", "x"]), min_size=1).map(".".join)))
 def test_short_names_keep_their_ends_and_differ_where_names_do(names: list[str]) -> None:
     short = units.short_names(names, 12)

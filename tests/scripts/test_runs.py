@@ -69,7 +69,7 @@ def test_a_narrow_list_drops_columns_then_shortens_ids_and_only_then_names() -> 
 
 def test_an_id_is_shortened_to_what_no_other_run_begins_with() -> None:
     ids = ["0123456789ab", "0123456789cd", "ffffffffffff"]
-    assert listing.prefixes(ids) == ["0123456789a", "0123456789c", "ffffffff"]
+    assert listing.prefixes(ids) == ["0123456789a", "0123456789c", "fffffffffff"]
     assert listing.prefixes(ids[2:], ["fffffffff000"]) == ["ffffffffff"]
 
 
