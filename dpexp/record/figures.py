@@ -22,20 +22,13 @@ from dpexp.record.view import RecordView
 class At(Flag):
     """Where a figure is shown."""
 
-    TERMINAL = auto()
-    """The line of rates and losses at the head of a run's report, and so of MLflow's note."""
-    SUMMARY = auto()
-    """The ``summary`` of the Record."""
-    METRIC = auto()
-    """A single metric of MLflow, by which runs are compared there."""
-    COLUMN = auto()
-    """A single metric that is a column of MLflow's list of runs, too."""
-    LIST = auto()
-    """``runs.py list``."""
-    TABLE = auto()
-    """The table of a comparison."""
-    ROWS = auto()
-    """The CSV of a comparison."""
+    TERMINAL = auto()  # the head of a run's report, and so of its page and of MLflow's note
+    SUMMARY = auto()  # the summary of the Record
+    METRIC = auto()  # a single metric of MLflow, by which runs are compared there
+    COLUMN = auto()  # a single metric that is a column of MLflow's list of runs, too
+    LIST = auto()  # runs.py list
+    TABLE = auto()  # the table of a comparison
+    ROWS = auto()  # the CSV of a comparison
 
 
 def typical_of(values: Sequence[float | None]) -> float | None:

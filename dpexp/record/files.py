@@ -34,8 +34,9 @@ def make_folder(path: Path, *, exist_ok: bool = False) -> None:
 
 def check_home(home: Path) -> None:
     """Raise JournalError for a DPEXP_HOME that is not a directory and cannot be made: it needs its parent."""
-    if os.path.lexists(home) and not home.is_dir():
-        raise JournalError(f"{home} is not a directory: rename what is there, or correct DPEXP_HOME")
+    for path in (home, home / "runs"):
+        if os.path.lexists(path) and not path.is_dir():
+            raise JournalError(f"{path} is not a directory: rename what is there, or correct DPEXP_HOME")
     if not home.parent.is_dir():
         raise JournalError(
             f"DPEXP_HOME {home}: {home.parent} is not a directory: make it, or correct DPEXP_HOME"
@@ -45,8 +46,6 @@ def check_home(home: Path) -> None:
 def check_writable(runs: Path) -> None:
     """Raise JournalError unless the folder ``runs`` of DPEXP_HOME can be written to. Leaves nothing there."""
     check_home(runs.parent)
-    if os.path.lexists(runs) and not runs.is_dir():
-        raise JournalError(f"{runs} is not a directory: rename what is there, or correct DPEXP_HOME")
     existing = next(path for path in (runs, *runs.parents) if path.is_dir())
     try:
         tempfile.TemporaryFile(dir=existing).close()  # without a name, where the file system can
