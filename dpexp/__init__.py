@@ -1,4 +1,4 @@
-"""dpexp: how should this model be laid over these devices?
+"""dpexp: how should this model be laid out across these devices?
 
 ``dpexp.run(dpexp.RunConfig("hybrid", virtual=2))`` runs, verifies, measures and records one layout.
 ``dpexp.prove(model, parallelize, batches, loss)`` compares somebody's own layout with a single device.

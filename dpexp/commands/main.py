@@ -9,7 +9,7 @@ from dpexp.commands import report, run, runs, sweep, ui
 from dpexp.commands.command_line.app import make_app, run_app
 from dpexp.commands.command_line.help_panels import epilog
 
-app = make_app("How should this model be laid over these devices?", completion=True)
+app = make_app("How should this model be laid out across these devices?", completion=True)
 app.add_typer(run.app, name="run")
 app.add_typer(runs.app, name="runs")
 app.command(epilog=epilog("sweep"), context_settings=sweep.SETTINGS)(sweep.sweep)

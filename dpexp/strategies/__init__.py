@@ -1,4 +1,4 @@
-"""Strategies: how a model is laid over devices, one file each; ``registry`` finds them by name.
+"""Strategies: how a model is laid out across devices, one file each; ``registry`` finds them by name.
 
 Layouts: ``single``, ``place`` and ``custom`` here, others in ``replicas``, ``ranks`` and ``hybrid``;
 ``modules`` has what they do to modules. A placed model, ``placed``, has its step, and with it

@@ -1,4 +1,4 @@
-"""Strategy: how a model is laid over devices, and what it needs for that."""
+"""Strategy: how a model is laid out across devices, and what it needs for that."""
 
 from __future__ import annotations
 

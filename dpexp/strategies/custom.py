@@ -1,6 +1,6 @@
 """``custom``: the layout that a user's function makes of the model.
 
-    def parallelize(model, mesh):          # one process (rank) a device, as under torchrun
+    def parallelize(model, mesh):          # one process (rank) per device, as under torchrun
         parallelize_module(model, mesh["tp"], {"block1": ColwiseParallel(), "block2": RowwiseParallel()})
         return fully_shard(model, mesh=mesh["dp"])
 

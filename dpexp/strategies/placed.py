@@ -1,4 +1,4 @@
-"""Placed: a model laid over devices, and its step.
+"""Placed: a model laid out across devices, and its step.
 
 Verification, warm-up, measured and timed steps, profile and dry run all take this step. Who calls
 whom::
@@ -64,7 +64,7 @@ UNOBSERVED = StepObserver()
 
 @dataclass(frozen=True)
 class Placed:
-    """A model laid over devices: call ``module`` with inputs on ``input_device``, rows on dim 0.
+    """A model laid out across devices: call ``module`` with inputs on ``input_device``, rows on dim 0.
 
     Outputs are on ``output_device``; ``devices`` are all that compute, the host included where it does.
     ``gradient_sync`` says how gradients of ranks come together, ``shards`` what this rank has of each tensor.

@@ -127,7 +127,7 @@ def of_ranks(names: list[str]) -> None:
 
 
 def verdicts(names: list[str], ranks: int) -> list[Verdict]:
-    """The verdicts on these layouts over this many ranks, as far as they can be laid over them."""
+    """The verdicts on these layouts over this many ranks, as far as they can be laid out across them."""
     layouts = [layout for name, layout in catalogue().items() if name in names and ranks in layout.worlds]
     found = [prove(layout, ranks) for layout in layouts if layout.mesh == "devices"]
     in_ranks = [layout.name for layout in layouts if layout.mesh != "devices"]

@@ -12,7 +12,7 @@ class DdpOptions(LaunchOptions):
 
     strategy = StrategyEntry(
         name="ddp",
-        help="DistributedDataParallel: one process a device, under torchrun.",
+        help="DistributedDataParallel: one process per device, under torchrun.",
         layout="dpexp.strategies.ranks.ddp:Ddp",
         examples=("--devices 2", "--devices 4 --bucket-mb 1"),
         order=70,

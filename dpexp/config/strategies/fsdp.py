@@ -12,7 +12,7 @@ class FsdpOptions(LaunchOptions):
 
     strategy = StrategyEntry(
         name="fsdp",
-        help="FSDP2 fully_shard: one process a device, each with a part of every parameter.",
+        help="FSDP2 fully_shard: one process per device, each with a part of every parameter.",
         layout="dpexp.strategies.ranks.fsdp:Fsdp",
         model="blocks",
         examples=("--devices 2", "--devices 2 --model transformer --block encoder"),

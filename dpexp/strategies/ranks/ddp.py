@@ -1,4 +1,4 @@
-"""``ddp``: DistributedDataParallel, one process (rank) a device, each with the whole model.
+"""``ddp``: DistributedDataParallel, one process (rank) per device, each with the whole model.
 
     rank 0: rows 0-14  --> model --> loss --backward--+                +--> optimizer
                                                       |-- all-reduce --|

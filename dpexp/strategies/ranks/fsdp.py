@@ -1,4 +1,4 @@
-"""``fsdp``: FSDP2's ``fully_shard``, one process (rank) a device, each with a shard of every parameter.
+"""``fsdp``: FSDP2's ``fully_shard``, one process (rank) per device, each with a shard of every parameter.
 
     rank 0: rows 0-14  --all-gather block--> forward --free--> ... --all-gather--> backward --+
                                                                                               | reduce-scatter
