@@ -91,13 +91,13 @@ def _grid(rows: Sequence[Sequence[RenderableType]], gap: int = _GAP, wraps: bool
 
 
 def _table(table: Table, width: int) -> RenderableType:
-    """The table if its rows need at most two lines, whose words are not broken; else a list of its rows."""
+    """The table, its cells wrapped between words; where a column has no room for its words, a list of rows."""
     rows = [[_text(cell) for cell in row] for row in (table.columns, *table.rows)]
     columns = list(zip(*rows, strict=True))
     longest = [max(cell.cell_len for cell in column) for column in columns]
     words = [max(map(cell_len, " ".join(cell.plain for cell in column).split())) for column in columns]
     room = width - _GAP * (len(columns) - 1)
-    if sum(words) > room or sum(longest) > 1.6 * room:
+    if sum(words) > room:
         return _list(table)
     grid = Grid(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="dim")
     for title, column_width in zip(rows[0], _fitted(longest, words, room), strict=True):
