@@ -58,8 +58,7 @@ def list_(
         say(json.dumps(rows))
     elif known:
         ids = [summary.run_id for summary in every]
-        listed = listing.runs(known, states, width=terminal.terminal_width(), ids=ids)
-        say(terminal.encodable(listed))
+        say(listing.runs(known, states, width=terminal.terminal_width(), ids=ids))
     else:
         say(f"no run yet in {runs}: {command('run')} hybrid makes one", err=True)
 

@@ -22,7 +22,6 @@ from dpexp.report.section import Bar, Section, Table
 
 MOODS = {"good": "bold #00865c", "bad": "bold #d83a34", "warn": "bold #a96500"}
 """Styles of titles: green, red and amber, each legible on white and on black."""
-ASCII = str.maketrans({"█": "#", "·": ".", "…": "...", "×": "x", "µ": "u"})
 PIPED, WIDE, _GAP, _LONGEST_BAR, _SHORTEST_BAR = 100, 180, 2, 40, 6
 
 
@@ -39,18 +38,7 @@ def terminal_text(
     with console.capture() as captured:
         for section in sections:
             console.print(_section(section, width))
-    lines = (line.rstrip() for line in captured.get().rstrip().split("\n"))
-    return encodable("\n".join(lines), stream)
-
-
-def encodable(text: str, stream: TextIO | None = None) -> str:
-    """The text in characters that the stream's encoding has: a terminal in ASCII gets ``#`` for bars."""
-    encoding = (stream or sys.stdout).encoding or "utf-8"
-    try:
-        text.encode(encoding)
-    except UnicodeEncodeError:
-        return text.translate(ASCII).encode(encoding, "replace").decode(encoding)
-    return text
+    return "\n".join(line.rstrip() for line in captured.get().rstrip().split("\n"))
 
 
 def terminal_width(stream: TextIO | None = None) -> int | None:
@@ -91,7 +79,7 @@ def _grid(rows: Sequence[Sequence[RenderableType]], gap: int = _GAP, wraps: bool
 
 
 def _table(table: Table, width: int) -> RenderableType:
-    """The table, its cells wrapped between words; where a column has no room for its words, a list of rows."""
+    """The table, its cells wrapped between words; a list of its rows where a word has no room."""
     rows = [[_text(cell) for cell in row] for row in (table.columns, *table.rows)]
     columns = list(zip(*rows, strict=True))
     longest = [max(cell.cell_len for cell in column) for column in columns]

@@ -81,13 +81,6 @@ def test_no_line_is_wider_than_the_terminal_and_no_name_is_broken(width: int) ->
         assert not [word for word in missing if len(word) < width - 20]
 
 
-def test_a_terminal_without_unicode_gets_plain_bars() -> None:
-    env = os.environ | {"PYTHONIOENCODING": "ascii", "PYTHONPATH": os.pathsep.join(sys.path)}
-    shown = subprocess.run([sys.executable, "-c", CODE], env=env, capture_output=True, text=True, check=True)
-    assert "####" in shown.stdout
-    assert "7 x 4 + 2" in shown.stdout
-
-
 def test_a_terminal_gets_colour_and_text_of_its_width() -> None:
     """In a real pseudo-terminal of 60 columns."""
     shown = in_terminal(CODE, columns=60).replace("\r", "")
