@@ -34,7 +34,7 @@ def terminal_text(
     """
     stream = stream or sys.stdout
     width = width or terminal_width(stream) or piped
-    console = Console(file=stream, width=width, highlight=False, legacy_windows=False)
+    console = Console(file=stream, width=width, highlight=False, force_jupyter=False)
     with console.capture() as captured:
         for section in sections:
             console.print(_section(section, width))
@@ -43,8 +43,8 @@ def terminal_text(
 
 def terminal_width(stream: TextIO | None = None) -> int | None:
     """COLUMNS if it is set, else the width of the stream's terminal; None where it is not one."""
-    console = Console(file=stream or sys.stdout)
-    return console.width if console.is_terminal or os.environ.get("COLUMNS") else None
+    stream = stream or sys.stdout
+    return Console(file=stream).width if stream.isatty() or os.environ.get("COLUMNS") else None
 
 
 def _section(section: Section, width: int) -> RenderableType:
