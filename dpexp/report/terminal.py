@@ -79,29 +79,18 @@ def _grid(rows: Sequence[Sequence[RenderableType]], gap: int = _GAP, wraps: bool
 
 
 def _table(table: Table, width: int) -> RenderableType:
-    """The table, its cells wrapped between words; a list of its rows where a word has no room."""
+    """The table, its cells wrapped between words; a list of its rows where words have little room."""
     rows = [[_text(cell) for cell in row] for row in (table.columns, *table.rows)]
-    columns = list(zip(*rows, strict=True))
-    longest = [max(cell.cell_len for cell in column) for column in columns]
+    columns = zip(*rows, strict=True)
     words = [max(map(cell_len, " ".join(cell.plain for cell in column).split())) for column in columns]
-    room = width - _GAP * (len(columns) - 1)
-    if sum(words) > room:
+    if sum(words) + _GAP * (len(words) - 1) > 0.8 * width:
         return _list(table)
     grid = Grid(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="dim")
-    for title, column_width in zip(rows[0], _fitted(longest, words, room), strict=True):
-        grid.add_column(title, overflow="fold", width=column_width)
+    for title, longest in zip(rows[0], words, strict=True):
+        grid.add_column(title, overflow="fold", min_width=longest)
     for row in rows[1:]:
         grid.add_row(*row)
     return grid
-
-
-def _fitted(widths: Sequence[int], least: Sequence[int], room: int) -> list[int]:
-    """The widths of columns that together have so much room: the widest gives way first, to its ``least``."""
-    for most in range(max(widths), 0, -1):
-        found = [max(low, min(width, most)) for width, low in zip(widths, least, strict=True)]
-        if sum(found) <= room:
-            return found
-    return list(least)
 
 
 def _list(table: Table) -> RenderableType:
