@@ -308,7 +308,7 @@ def test_without_a_name_the_newest_comparison_is_shown_and_a_line_for_each_other
     assert lines[:4] == [
         "to show one: python scripts/report.py RUN",
         "started run runs configs compared",
-        "2026-01-05 00:00 0000000003 1 1 hybrid-1",
+        "2026-01-05 00:00 000000000300 1 1 hybrid-1",
         f"2026-01-02 07:03 {old.name} 4 2 whole single --virtual 1,2 --model mlp",
     ]
     assert lines[-1] == "2026-01-01 00:00 000000000401 2 2 linear, random"
