@@ -78,16 +78,24 @@ def _full_bytes(row: Row) -> int:
     return size * math.prod(row["shape"]) // numbers if numbers else size
 
 
-def emulation(strategy: str, execution: str, devices: Row) -> str:
+def emulation(record: Record) -> str:
     """Why a run whose user named no devices has virtual ones; empty for other runs."""
-    options = STRATEGY_OPTIONS.get(strategy)
-    if execution != "virtual" or devices["requested"] != ["auto"] or options is None or not options.emulated:
+    options, is_chosen = STRATEGY_OPTIONS.get(record.strategy), record.devices["requested"] != ["auto"]
+    if record.execution != "virtual" or is_chosen or options is None or not options.emulated:
         return ""
-    count = sum(device != "cpu" for device in devices["used"])
+    count = len(without_host(record))
     return (
         f"this machine has no accelerator: the run emulates {count} (--virtual {count}); "
         "--devices cpu runs it as PyTorch does without one"
     )
+
+
+def where(record: Record) -> str:
+    """`` on 2 virtual devices: cpu:0, cpu:1; results on cpu:0``; empty for a Record without devices."""
+    used = record.devices["used"]
+    if not used:
+        return ""
+    return f" on {stage(record)}: {units.span(used)}; results on {record.devices['output'] or used[0]}"
 
 
 def stage(record: Record) -> str:

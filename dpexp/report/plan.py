@@ -29,10 +29,8 @@ def plan_sections(planned: Row, *, full: bool = False) -> list[Section]:
 
 
 def _devices(record: Record) -> Section:
-    used, output = record.devices["used"], record.devices["output"]
-    line = f"{layout.stage(record)}: {units.span(used)}; results on {output}"
-    lines = filter(None, [line, layout.emulation(record.strategy, record.execution, record.devices)])
-    return Section(f"Would run {record.name} ({record.execution})", tuple(lines))
+    lines = (f"strategy {record.strategy}{layout.where(record)}", layout.emulation(record))
+    return Section(f"Would run {record.name} ({record.execution})", tuple(filter(None, lines)))
 
 
 def _split_section(splits: list[Row]) -> Section:

@@ -11,7 +11,6 @@ from dpexp.config.errors import shortened
 from dpexp.config.ranges import plural
 from dpexp.record.batches import Batches, optimizer_rows
 from dpexp.record.figures import At, figures
-from dpexp.record.journal import SWEEP_STRATEGY
 from dpexp.record.phases import Phase
 from dpexp.record.record import Record
 from dpexp.record.view import RecordView
@@ -62,13 +61,13 @@ def _run(view: RecordView, findings: Sequence[Finding]) -> Section:
     title = f"Run {record.name} ({record.run_id})" if record.name else f"Run {record.run_id}"
     lines = [
         _verdict(view, findings),
-        _layout(record),
+        f"strategy {record.strategy}{layout.where(record)}",
         _config(record),
         _steps(view),
         _rates(view),
         *verification.verification_lines(facts),
         "to see replicas, emulate devices: --virtual 2" if record.execution == "passthrough" else "",
-        layout.emulation(record.strategy, record.execution, record.devices),
+        layout.emulation(record),
         f"DAMAGED: {'; '.join(record.damage)}" if record.damage else "",
     ]
     return Section(title, tuple(filter(None, lines)), mood)
@@ -97,16 +96,6 @@ def _verdict(view: RecordView, findings: Sequence[Finding]) -> str:
     if view.interruptions is not None:
         parts.append(f"interrupted: {units.held(view.interruptions)}")
     return "; ".join([*parts, *(finding.name for finding in findings[:1])])
-
-
-def _layout(record: Record) -> str:
-    used = record.devices["used"]
-    if record.strategy == SWEEP_STRATEGY:
-        return f"strategy {record.strategy}"
-    if not used:
-        return f"strategy {record.strategy}; devices not recorded"
-    output = record.devices["output"] or used[0]
-    return f"strategy {record.strategy} on {layout.stage(record)}: {units.span(used)}; results on {output}"
 
 
 def _config(record: Record) -> str:
