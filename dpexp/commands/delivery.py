@@ -53,7 +53,7 @@ def sync(
     folders = [folder for name in runs for folder in _folders(name)] if runs else None
     is_complete, untracked, nothing = True, 0, True
     try:
-        for result in deliver(home(), folders):
+        for result in deliver(home(), folders, again=bool(runs)):
             if result.state == NOT_TRACKED:
                 untracked += 1
                 continue

@@ -28,12 +28,12 @@ def _deliver(current: Sweep) -> None:
     from dpexp.tracking.sync import sync
 
     try:
-        results = list(sync(home(), current.run_folders()))
+        folders = list(current.run_folders())
+        failed = [result for result in sync(home(), folders) if not result.is_well]
     except StoreError as error:
         say(f"not in MLflow: {error}; the journals stay: {command('runs')} sync", err=True)
         return
-    failed = [result for result in results if not result.is_well]
-    every, well = len(results), len(results) - len(failed)
+    every, well = len(folders), len(folders) - len(failed)
     say(f"{well} of {plural(every, 'run')} {be(every)} in MLflow", err=True)
     for result in failed:
         say(f"{result.run_id}: {result.message}", err=True)

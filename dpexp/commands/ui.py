@@ -31,7 +31,7 @@ def ui(
 ) -> None:
     """Serve the runs until Ctrl-C; for a remote MLFLOW_TRACKING_URI only print the links."""
     from dpexp.tracking.store import Store, StoreError
-    from dpexp.tracking.ui import ServerError, links, server
+    from dpexp.tracking.ui import links, server
 
     signal.signal(signal.SIGTERM, _end)
     signal.signal(signal.SIGHUP, _end)
@@ -44,7 +44,7 @@ def ui(
         with contextlib.suppress(KeyboardInterrupt), server(store, host, port) as base:
             _print_links(links(store, base))
             say("Press Ctrl-C to stop.", err=True)
-    except (StoreError, ServerError) as error:
+    except StoreError as error:
         say(f"error: {error}", err=True)
         raise typer.Exit(Exit.FAILED) from None
 

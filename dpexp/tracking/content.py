@@ -7,7 +7,7 @@ metrics by epoch      what the loop measured once an epoch, such as ``accuracy``
 single metrics        at most ``MOST_SINGLE``, rounded: ``step_ms``, ``phases_ms/<phase>`` and the like
 tags                  ``dpexp.…``, ``git.…``, ``host``, the note
 tables                ``shapes.json``, ``device_map.json``
-artifacts             ``record.json``, ``long_values.json``, the figures; a sweep's comparison in ``report/``
+artifacts             ``record.json``, the figures; a sweep's comparison in ``report/``
 ====================  =====================================================================
 
 MLflow compares runs by the last value of a metric, so what is compared has a name of its own beside its
@@ -34,8 +34,7 @@ MAX_KEY = 250
 MAX_PARAM = 6000
 MAX_TAG = 8000
 MAX_ROWS = 10_000
-"""Rows of a table at most, because MLflow's pages load it whole."""
-LONG_VALUES = "long_values.json"
+"""Rows of a table at most, because MLflow's pages load it whole; ``record.json`` has all."""
 RUN_ID_TAG = "dpexp.run_id"
 """The tag that says of which run an MLflow run is."""
 SPEED_UP = "speed_up"
@@ -114,8 +113,7 @@ def tags(view: RecordView) -> dict[str, str]:
     """What runs are searched and grouped by, at full length."""
     record = view.record
     environment, git = record.environment, record.environment.get("git") or {}
-    verification, error, rows = record.verification, record.error, _rows(record)
-    cut = {name: len(found) for name, found in rows.items() if len(found) > MAX_ROWS}
+    verification, error = record.verification, record.error
     values: dict[str, Any] = {
         RUN_ID_TAG: record.run_id,
         "dpexp.schema": record.schema,
@@ -133,28 +131,23 @@ def tags(view: RecordView) -> dict[str, str]:
         "mlflow.source.git.commit": git.get("commit"),
         "mlflow.source.git.branch": git.get("branch"),
         # MLflow shows these as tables
-        "mlflow.loggedArtifacts": [{"path": name, "type": "table"} for name in rows] or None,
+        "mlflow.loggedArtifacts": [{"path": name, "type": "table"} for name in _rows(record)] or None,
         "dpexp.error": f"{error.get('type')}: {error.get('message')}" if error else None,
-        "dpexp.tables": "; ".join(
-            f"{name}: the first {MAX_ROWS} of {n} rows, all in record.json" for name, n in cut.items()
-        ),
         "dpexp.damage": "; ".join(record.damage),
         "dpexp.nonfinite": record.summary.get("nonfinite"),
     }
     return {key: _text(value) for key, value in values.items() if value not in (None, "")}
 
 
-def truncate(text: str, limit: int, file: str) -> str:
-    """The text where it is short enough, else its beginning and the artifact that holds all of it."""
-    mark = f"… (full text in {file})"
+def fit(values: Mapping[str, str], limit: int) -> dict[str, str]:
+    """The values with keys and lengths that MLflow accepts."""
+    return {valid_key(key): truncate(printable(value), limit) for key, value in values.items()}
+
+
+def truncate(text: str, limit: int) -> str:
+    """The text where it is short enough, else its beginning; the Record has all of it."""
+    mark = "… (more in record.json)"
     return text if len(text) <= limit else text[: limit - len(mark)] + mark
-
-
-def fit(values: Mapping[str, str], limit: int) -> tuple[dict[str, str], dict[str, str]]:
-    """The values with keys and lengths that MLflow accepts, and the originals of those it does not."""
-    fitted = {valid_key(key): truncate(printable(value), limit, LONG_VALUES) for key, value in values.items()}
-    changed = {key: value for key, value in values.items() if fitted.get(key) != value}
-    return fitted, changed
 
 
 def tables(record: Record) -> dict[str, str]:

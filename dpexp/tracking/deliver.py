@@ -17,7 +17,7 @@ import json
 import shutil
 import tempfile
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -76,18 +76,18 @@ def closed(folder: Path) -> Record:
     return Record.load(folder) if (folder / RECORD).exists() else finish(folder / JOURNAL)
 
 
-def sweep_folder(folder: Path, record: Record) -> Path | None:
-    """The folder of the sweep that a run belongs to, if it is here; None for a name that leads elsewhere."""
-    sweep = folder.with_name(record.parent) if RUN_ID.fullmatch(record.parent) else folder
-    return sweep if sweep != folder and (sweep / JOURNAL).exists() else None
+def sweep_of(folder: Path, record: Record) -> Record | None:
+    """The Record of the sweep that a run belongs to; None without one, or for a name that leads elsewhere."""
+    if RUN_ID.fullmatch(record.parent) and record.parent != folder.name:
+        with suppress(JournalError):
+            return Record.load(folder.with_name(record.parent))
+    return None
 
 
 def is_tracked(folder: Path, record: Record) -> bool:
     """Whether a run is delivered though no one names it: what its sweep's config says, else its own."""
-    sweep, own = sweep_folder(folder, record), bool(record.config.get("track", True))
-    with suppress(JournalError):
-        return own if sweep is None else bool(Record.load(sweep).config.get("track", own))
-    return own
+    own = record.config.get("track", True)
+    return bool(getattr(sweep_of(folder, record), "config", {}).get("track", own))
 
 
 class Upload:
@@ -206,36 +206,32 @@ class Upload:
             tags[RESTARTS_TAG] = str(self.restarts)
         started, name = content.to_epoch_ms(record.started), names.fitted(record.name, record.run_id)
         created = self.store.client.create_run(experiment, start_time=started, tags=tags, run_name=name)
-        self._run = (
-            self._find(experiment) or created
-        )  # that of another machine, or of a call that seemed to fail
+        self._run = self._find(experiment) or created  # that of another machine may be there, too
         self._write_config(RecordView(record))
         self._remember(0)
         return self._run
 
-    def _write_config(self, view: RecordView) -> dict[str, dict[str, str]]:
-        """Write params that are missing, and tags; returns the values that are too long, at full length."""
+    def _write_config(self, view: RecordView) -> None:
+        """Write params that are missing, and tags."""
         from mlflow.entities import Param, RunTag
 
-        params, long_params = content.fit(content.params(view.record), content.MAX_PARAM)
-        tags, long_tags = content.fit(content.tags(view), content.MAX_TAG)
+        params = content.fit(content.params(view.record), content.MAX_PARAM)
+        tags = content.fit(content.tags(view), content.MAX_TAG) | self._parent_tag()
         self.store.client.log_batch(
             self._run.info.run_id,
             params=[Param(*item) for item in params.items() if item[0] not in self._run.data.params],
-            tags=[RunTag(*item) for item in (tags | self._parent_tag()).items()],
+            tags=[RunTag(*item) for item in tags.items()],
         )
-        return {"params": long_params, "tags": long_tags} if long_params or long_tags else {}
 
     def _parent_tag(self) -> dict[str, str]:
         """The tag that makes a run a child of its sweep's MLflow run, which is created if it is missing."""
-        sweep = sweep_folder(self.folder, self.record)
-        with suppress(JournalError):  # a sweep that cannot be read
-            if sweep is not None and is_tracked(sweep, Record.load(sweep)):
-                parent = Upload(self.store, sweep)
-                parent._read_lines()
-                with ledger.lock(sweep, LOCK_TIMEOUT_S):
-                    return {"mlflow.parentRunId": parent._attach().info.run_id}
-        return {}
+        sweep = sweep_of(self.folder, self.record)
+        if sweep is None or not sweep.config.get("track", True):
+            return {}
+        parent = Upload(self.store, self.folder.with_name(sweep.run_id))
+        parent._read_lines()
+        with ledger.lock(parent.folder, LOCK_TIMEOUT_S):
+            return {"mlflow.parentRunId": parent._attach().info.run_id}
 
     def _remember(self, size: int, *, complete: bool = False, message: str = "") -> None:
         info = self._run.info
@@ -256,64 +252,54 @@ class Upload:
         run_id, experiment = run.info.run_id, run.info.experiment_id
         ended = content.to_epoch_ms(record.ended) or content.to_epoch_ms(record.started) or 0
         single = [Point(key, value, ended, 0) for key, value in content.summary_metrics(view).items()]
-        self._log_points([*single, *self._own_speed_up()])
-        self._log_speed_ups(record)
-        problems = self._write_artifacts(view, self._write_config(view))
+        self._log_points([*single, *self._speed_ups(record)])
+        self._write_config(view)
+        problem = self._write_artifacts(view)
         experiment_tags = client.get_experiment(experiment).tags
         if experiment_tags.get(columns.VIEW_TAG) != columns.VIEW_STATE:
             client.set_experiment_tag(experiment, columns.VIEW_TAG, columns.VIEW_STATE)
         client.set_terminated(run_id, record.status.upper(), content.to_epoch_ms(record.ended))
         if (kept := self._find(experiment)) is not None and kept.info.run_id != run_id:
             return Upload(self.store, self.folder, again=True).complete()  # another machine's run stays
-        self._remember(size, complete=True, message=problems)
-        return "; ".join(filter(None, [self.store.where(experiment, run_id), problems]))
+        self._remember(size, complete=True, message=problem)
+        return "; ".join(filter(None, [self.store.where(experiment, run_id), problem]))
 
-    def _own_speed_up(self) -> list[Point]:
-        """The speed-up of this run, if its sweep has ended before; else the sweep's delivery writes it."""
-        sweep = sweep_folder(self.folder, self.record)
-        with suppress(JournalError):
-            found = {} if sweep is None else content.speed_ups(Record.load(sweep))
-            return [found[self.record.run_id]] if self.record.run_id in found else []
-        return []
-
-    def _log_speed_ups(self, sweep: Record) -> None:
-        """The speed-ups of a sweep's runs that the store has."""
+    def _speed_ups(self, record: Record) -> list[Point]:
+        """The speed-up of this run, if its sweep knows it; for a sweep, write those of its runs."""
         from mlflow.entities import Metric
 
-        points, info = content.speed_ups(sweep), self._run.info
+        points, info = content.speed_ups(record), self._run.info
         query = f"tags.`mlflow.parentRunId` = '{info.run_id}'"
         for run in self.store.client.search_runs([info.experiment_id], query) if points else []:
             if (point := points.get(run.data.tags.get(content.RUN_ID_TAG, ""))) is not None:
                 self.store.client.log_batch(run.info.run_id, metrics=[Metric(*point)])
+        known = content.speed_ups(sweep_of(self.folder, record) or Record())
+        return [known[record.run_id]] if record.run_id in known else []
 
-    def _write_artifacts(self, view: RecordView, long_values: dict[str, dict[str, str]]) -> str:
-        """Write files, note and data set. Returns what could not be made of this Record."""
-        client, run_id = self.store.client, self._run.info.run_id
+    def _write_artifacts(self, view: RecordView) -> str:
+        """Write data set, note and files. Returns what could not be made of this Record."""
+        from mlflow.exceptions import MlflowException
+
+        client, run_id, problem = self.store.client, self._run.info.run_id, ""
         with tempfile.TemporaryDirectory(prefix="dpexp-") as name:
             folder = Path(name)
-            texts = content.tables(view.record)
-            texts |= {content.LONG_VALUES: json.dumps(long_values)} if long_values else {}
-            for file, text in texts.items():
-                (folder / file).write_text(text)
             shutil.copyfile(self.folder / RECORD, folder / RECORD)
-            problems = [
-                *_attempt("figures", lambda: report.write_files(view, folder)),
-                *_attempt("note", lambda: self._write_note(report.note(view), folder)),
-                *_attempt("data set", lambda: self._write_dataset(view.record)),
-            ]
+            for file, text in content.tables(view.record).items():
+                (folder / file).write_text(text)
+            try:
+                self._write_dataset(view.record)
+                note = content.truncate(report.note(view), content.MAX_TAG)
+                client.set_tag(run_id, "mlflow.note.content", note)
+                report.write_files(view, folder)
+            except (MlflowException, OSError):
+                raise
+            except Exception as error:  # whatever a figure fails on, the run itself is delivered
+                problem = f"without all figures ({type(error).__name__}: {short_message(error)})"
             client.log_artifacts(run_id, name)
-        if (self.folder / PROFILER_TRACE).exists():
-            client.log_artifact(run_id, str(self.folder / PROFILER_TRACE))
-        if (self.folder / COMPARISON).is_dir():
-            client.log_artifacts(run_id, str(self.folder / COMPARISON), COMPARISON)
-        return "; ".join(problems)
-
-    def _write_note(self, text: str, folder: Path) -> None:
-        """The summary as text at the top of the run's page; a long one is complete in ``note.md``."""
-        if len(text) > content.MAX_TAG:
-            (folder / "note.md").write_text(text)
-        note = content.truncate(text, content.MAX_TAG, "note.md")
-        self.store.client.set_tag(self._run.info.run_id, "mlflow.note.content", note)
+        for path in (self.folder / PROFILER_TRACE, self.folder / COMPARISON):
+            if path.exists():
+                client.log_artifact(run_id, str(path))
+        return problem
 
     def _write_dataset(self, record: Record) -> None:
         """The run's data as a dataset input of MLflow: runs on the same data share one dataset."""
@@ -332,16 +318,3 @@ class Upload:
         )
         context = InputTag("mlflow.data.context", "eval" if record.config.get("eval") else "train")
         self.store.client.log_inputs(self._run.info.run_id, datasets=[DatasetInput(dataset, [context])])
-
-
-def _attempt(what: str, write: Callable[[], object]) -> list[str]:
-    """Call ``write``; the error that the Record's content caused. Raises those of the store and the disk."""
-    from mlflow.exceptions import MlflowException
-
-    try:
-        write()
-    except (MlflowException, OSError):
-        raise
-    except Exception as error:  # whatever a figure fails on, the run itself is delivered
-        return [f"without its {what} ({type(error).__name__}: {short_message(error)})"]
-    return []

@@ -21,6 +21,7 @@ from dpexp.tracking import ledger
 from dpexp.tracking.ledger import Delivery
 from dpexp.tracking.store import Store
 
+MODULE = "dpexp.tracking.follower"
 INTERRUPT_INTERVAL_S = 0.1
 _unreaped: list[Popen[bytes]] = []
 """Followers whose exit code was not read yet: kept so that none stays a zombie."""
@@ -31,27 +32,17 @@ class Follower:
 
     def __init__(self, process: Popen[bytes], folder: Path) -> None:
         self._process, self._folder = process, folder
+        self.pid = process.pid
 
     @classmethod
     def start(cls, home: Path, run_id: str) -> Follower:
         """Start the process without waiting for it, in its own session, which Ctrl-C does not reach."""
         _unreaped[:] = [process for process in _unreaped if process.poll() is None]
         folder = home / "runs" / run_id
-        words = [run_id, str(journal_bytes(folder)), str(os.getpid())]
-        process = Popen(
-            [sys.executable, "-P", "-m", "dpexp.tracking.follower", *words],
-            stdin=DEVNULL,
-            stdout=DEVNULL,
-            stderr=DEVNULL,
-            env=os.environ | {"DPEXP_HOME": str(home), "PYTHONPATH": python_path()},
-            start_new_session=True,
-        )
-        return cls(process, folder)
-
-    @property
-    def pid(self) -> int:
-        """The process id of the follower."""
-        return self._process.pid
+        words = [sys.executable, "-P", "-m", MODULE, run_id, str(journal_bytes(folder)), str(os.getpid())]
+        env = os.environ | {"DPEXP_HOME": str(home), "PYTHONPATH": python_path()}
+        no = DEVNULL
+        return cls(Popen(words, stdin=no, stdout=no, stderr=no, env=env, start_new_session=True), folder)
 
     def kill(self) -> None:
         """No run began: the follower has written nothing."""
@@ -61,15 +52,15 @@ class Follower:
     def wait(self, timeout_s: float, is_interrupted: Callable[[], bool] = lambda: False) -> Delivery:
         """Wait until all of the closed journal is delivered, for ``timeout_s`` or until an interrupt."""
         how = f"{command('runs')} sync {self._folder.name}"
-        deadline, reason = time.monotonic() + timeout_s, "interrupted while waiting"
+        deadline, reason = time.monotonic() + timeout_s, f"not delivered within {timeout_s:g} s"
         with contextlib.suppress(KeyboardInterrupt):
-            while not is_interrupted():
-                left = deadline - time.monotonic()
+            left = timeout_s
+            while left >= 0 and not is_interrupted():
                 with contextlib.suppress(TimeoutExpired):
-                    return self._delivery(self._process.wait(max(0.0, min(left, INTERRUPT_INTERVAL_S))), how)
-                if left <= 0:
-                    reason = f"not delivered within {timeout_s:g} s"
-                    break
+                    return self._delivery(self._process.wait(min(left, INTERRUPT_INTERVAL_S)), how)
+                left = deadline - time.monotonic()
+        if time.monotonic() < deadline:
+            reason = "interrupted while waiting"
         _unreaped.append(self._process)
         return Delivery(False, f"{reason}; delivery continues in the background; to make sure: {how}")
 
@@ -89,7 +80,6 @@ class Follower:
 
 def journal_bytes(folder: Path) -> int:
     """The size of the journal of a run; 0 where it has none."""
-    try:
+    with contextlib.suppress(OSError):
         return (folder / JOURNAL).stat().st_size
-    except OSError:
-        return 0
+    return 0

@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,8 @@ from dpexp.record.files import private_files
 from dpexp.record.journal import JOURNAL, is_open
 from dpexp.tracking import ledger
 from dpexp.tracking.deliver import Upload, deliver, write_log
-from dpexp.tracking.follow import journal_bytes
-from dpexp.tracking.store import Store, StoreError, import_mlflow, short_message
+from dpexp.tracking.follow import MODULE, journal_bytes
+from dpexp.tracking.store import Store, import_mlflow, short_message
 
 DELIVERED, NOT_DELIVERED, NO_RUN = 0, 3, 4
 POLL_INTERVAL_S = 2.0
@@ -39,34 +40,28 @@ TAKE_OVER_S = 2.0
 def follow(run_id: str, before: int, parent: int) -> int:
     """Deliver a run from its beginning to its end; returns the exit code."""
     store, folder = Store.from_environment(home()), home() / "runs" / run_id
-    beside_run = ThreadPoolExecutor(1, initializer=run_when_idle)
-    beside_run.submit(import_mlflow)
+    beside_run = ThreadPoolExecutor(1, initializer=_run_when_idle)
+    if journal_bytes(folder) == before:
+        beside_run.submit(import_mlflow)
     if not _begins(folder, before, parent):
         return NO_RUN
     with ledger.lock(folder, ledger.FOREVER):  # the follower of the ranks before a restart may be at work
         while ledger.state(folder, store.name) != "yes":
-            ended = threading.Event()
-            following = beside_run.submit(LiveDelivery(store, folder).run, ended)
-            _wait_for_end(folder / JOURNAL)
-            ended.set()
-            try:
-                following.result(TAKE_OVER_S)
-            except TimeoutError:  # no thread can leave the idle class: begin again without one
-                os.execv(sys.executable, [sys.executable, "-P", "-m", "dpexp.tracking.follower", run_id])
+            if is_open(folder / JOURNAL):
+                ended = threading.Event()
+                following = beside_run.submit(_deliver_live, store, folder, ended)
+                _wait_for_end(folder / JOURNAL)
+                ended.set()
+                try:
+                    following.result(TAKE_OVER_S)
+                except TimeoutError:  # no thread can leave the idle class: begin again without one
+                    os.execv(sys.executable, [sys.executable, "-P", "-m", MODULE, *sys.argv[1:]])
             if not deliver(store, folder).complete and not is_open(folder / JOURNAL):
                 return NOT_DELIVERED
     return DELIVERED
 
 
-def deliver_now(run_id: str) -> int:
-    """Deliver a run that has ended; returns the exit code."""
-    folder = home() / "runs" / run_id
-    with ledger.lock(folder, ledger.FOREVER):
-        delivery = deliver(Store.from_environment(home()), folder)
-    return DELIVERED if delivery.complete else NOT_DELIVERED
-
-
-def run_when_idle() -> None:
+def _run_when_idle() -> None:
     """Let this thread, and those that it starts, take nothing from others on this machine."""
     if sys.platform == "linux":
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
@@ -91,69 +86,44 @@ def _wait_for_end(journal: Path) -> None:
         fcntl.flock(file, fcntl.LOCK_SH)
 
 
-class LiveDelivery:
-    """Sends the points of a run while it computes, and lets MLflow sample the machine."""
-
-    def __init__(self, store: Store, folder: Path) -> None:
-        self._store, self._folder = store, folder
-        self._upload: Upload | None = None
-        self._run: Any = None
-        self._monitor: Any = None
-
-    def run(self, ended: threading.Event) -> None:
-        """Deliver what the run writes, until it has ended."""
-        pause_s, again = 0.0, False
+def _deliver_live(store: Store, folder: Path, ended: threading.Event) -> None:
+    """Send the points of a run while it computes, and let MLflow sample the machine, until it has ended."""
+    upload, known, again, pause_s = None, None, False, 0.0
+    with ExitStack() as monitored:
         while not ended.wait(pause_s):
-            pause_s = POLL_INTERVAL_S
             try:
-                self._send(again=again)
+                if upload is None:
+                    store.open()
+                    upload = Upload(store, folder, again=again)
+                run, pause_s = upload.send_points(), POLL_INTERVAL_S
+                if run is not known:
+                    monitored.close()
+                    known = run
+                    if run.info.status != "RUNNING":  # ranks begin again
+                        store.client.update_run(run.info.run_id, status="RUNNING")
+                    _monitor(store, folder, run.info.run_id, monitored)
             except Exception as error:  # any store, any driver: the last delivery reports it
-                write_log(self._folder, f"delivery failed, next attempt later: {short_message(error)}")
-                self._upload, self._run, pause_s, again = None, None, RETRY_INTERVAL_S, True
-                self._stop_monitor()
-        self._stop_monitor()
-
-    def _send(self, *, again: bool) -> None:
-        if self._upload is None:
-            self._store.open()
-            self._upload = Upload(self._store, self._folder, again=again)
-        run = self._upload.send_points()
-        if run is not self._run:
-            self._stop_monitor()
-            self._run = run
-            if run.info.status != "RUNNING":  # ranks begin again
-                self._store.client.update_run(run.info.run_id, status="RUNNING")
-            self._start_monitor()
-
-    def _start_monitor(self) -> None:
-        """Let MLflow's monitor log system metrics to the run, unless the user disabled them."""
-        if os.environ.get("MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING", "true").lower() in ("false", "0"):
-            return
-        try:
-            from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
-
-            options = {"sampling_interval": SAMPLING_INTERVAL_S, "tracking_uri": self._store.uri}
-            monitor: Any = SystemMetricsMonitor
-            self._monitor = monitor(self._run.info.run_id, resume_logging=True, **options)
-            self._monitor.start()
-        except Exception as error:  # whatever the machine does not tell
-            write_log(self._folder, f"no system metrics: {short_message(error)}")
-
-    def _stop_monitor(self) -> None:
-        if self._monitor is not None:
-            self._monitor.finish()
-        self._monitor = None
+                write_log(folder, f"delivery failed, next attempt later: {short_message(error)}")
+                monitored.close()
+                upload, known, again, pause_s = None, None, True, RETRY_INTERVAL_S
 
 
-def main(run_id: str, *beginning: str) -> None:
-    """Deliver, and exit without the exit handlers of libraries."""
-    with private_files():
-        try:
-            code = follow(run_id, *map(int, beginning)) if beginning else deliver_now(run_id)
-        except StoreError:
-            code = NOT_DELIVERED
-    os._exit(code)
+def _monitor(store: Store, folder: Path, mlflow_run_id: str, monitored: ExitStack) -> None:
+    """Let MLflow's monitor log system metrics to the run, unless the user disabled them."""
+    if os.environ.get("MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING", "true").lower() in ("false", "0"):
+        return
+    try:
+        from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
+
+        make: Any = SystemMetricsMonitor
+        monitor = make(mlflow_run_id, SAMPLING_INTERVAL_S, resume_logging=True, tracking_uri=store.uri)
+        monitor.start()
+        monitored.callback(monitor.finish)
+    except Exception as error:  # whatever the machine does not tell
+        write_log(folder, f"no system metrics: {short_message(error)}")
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    with private_files():
+        code = follow(sys.argv[1], *map(int, sys.argv[2:]))
+    os._exit(code)  # without the exit handlers of libraries

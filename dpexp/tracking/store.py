@@ -4,10 +4,7 @@
 (tokens, user and password, TLS, timeouts) have their usual meaning.
 
 MLflow creates its schema in place: two first uses at once, or one that is killed, leave a file that never
-works again. Here the schema is built in a file beside the store, under a lock, and renamed when complete::
-
-    mlflow.db.building    under construction                  mlflow.db.lock    locked meanwhile
-    mlflow.db             the store: complete, or absent
+works again. Here it is built as ``mlflow.db.building``, under the lock ``mlflow.db.lock``, and renamed.
 """
 
 from __future__ import annotations
@@ -47,10 +44,37 @@ CLIENT_DEFAULTS = {
     "GIT_PYTHON_REFRESH": "quiet",
 }
 """With MLflow's own defaults a call waits for minutes. Variables that the user set are kept."""
+_MOVE_AWAY = "move it away, then a new one is created, or name another"
+_MESSAGES = {
+    "certificate": "its certificate is not trusted here: set MLFLOW_TRACKING_SERVER_CERT_PATH to the file "
+    "with the certificate that signed it, or MLFLOW_TRACKING_INSECURE_TLS=true to trust any",
+    "Connection refused": "connection refused",
+    "Name or service not known": "unknown host",
+    "Temporary failure in name resolution": "unknown host",
+    "timed out": "no answer in time",
+    "disk is full": "the disk is full",
+    "No space left on device": "the disk is full",
+    "readonly database": "it is read-only",
+    "database is locked": "another process keeps it locked: try later",
+    "unable to open database file": f"it is not a file: {_MOVE_AWAY}",
+    "file is not a database": f"it is not an SQLite file: {_MOVE_AWAY}",
+    "no such table: alembic_version": f"it is not a store of MLflow: {_MOVE_AWAY}",
+}
+"""Messages for texts that libraries bury in long errors; the first match counts."""
 
 
 class StoreError(RuntimeError):
     """The store cannot be used: what is wrong, where, and what to do. Contains no credentials."""
+
+
+def short_message(error: BaseException) -> str:
+    """One line on an error that a store or its driver raised, free of credentials."""
+    text = str(error).strip() or type(error).__name__
+    if not isinstance(error, StoreError):
+        first, *_ = text.splitlines()  # MLflow and SQLAlchemy append complete SQL statements
+        text = next((message for fragment, message in _MESSAGES.items() if fragment in text), first)
+    text = redact(text)  # before it is cut: a part of a credential is not recognized
+    return text if len(text) <= 300 else text[:297] + "..."
 
 
 @dataclass
@@ -78,8 +102,8 @@ class Store:
 
     @property
     def is_server(self) -> bool:
-        """Whether the store is an MLflow server: it has pages of its own, and keeps artifacts itself."""
-        return self.uri.lower().startswith(("http:", "https:", "databricks"))
+        """Whether the store is an MLflow server, which has pages of its own and keeps artifacts itself."""
+        return self.uri.lower().startswith(("http:", "https:"))
 
     @property
     def pages(self) -> str:
@@ -87,9 +111,9 @@ class Store:
         return re.sub(r"(?<=://)[^/]*@", "", self.uri).rstrip("/")
 
     def open(self) -> None:
-        """Make the store usable, or see that it still is. Raises StoreError."""
-        if self.uri.lower().startswith("http"):
-            import_mlflow()
+        """Make the store usable, or see within seconds that a server answers. Raises StoreError."""
+        import_mlflow()
+        if self.is_server:
             self._probe()
         _ = self.client
 
@@ -101,10 +125,7 @@ class Store:
 
         if self.file is not None:
             create_file(self.file, self.artifacts)
-        try:
-            return MlflowClient(self.uri)
-        except Exception as error:  # MLflow raises its own, SQLAlchemy's and any driver's
-            raise StoreError(f"the store {self.name} cannot be opened: {short_message(error)}") from error
+        return MlflowClient(self.uri)
 
     def experiment_id(self, name: str) -> str:
         """The experiment of this name, created if absent. Raises StoreError for a deleted one."""
@@ -126,17 +147,13 @@ class Store:
         return str(experiment.experiment_id)
 
     def runs(self) -> dict[str, Any]:
-        """The MLflow runs of dpexp by run id, which are not deleted: one query for each experiment."""
+        """The MLflow runs of dpexp by run id, which are not deleted: asks each experiment once."""
         found: dict[str, Any] = {}
+        search = functools.partial(self.client.search_runs, max_results=1000)
         for experiment in self.client.search_experiments():
             token: str | None = ""
             while token is not None:
-                page = self.client.search_runs(
-                    [experiment.experiment_id],
-                    f"tags.`{RUN_ID_TAG}` LIKE '%'",
-                    max_results=1000,
-                    page_token=token or None,
-                )
+                page = search([experiment.experiment_id], f"tags.`{RUN_ID_TAG}` LIKE '%'", page_token=token)
                 found |= {run.data.tags[RUN_ID_TAG]: run for run in page}
                 token = page.token
         return found
@@ -149,17 +166,15 @@ class Store:
         return f"{command('ui')} shows it at http://127.0.0.1:{UI_PORT}/{page}"
 
     def _probe(self) -> None:
-        """Raises StoreError unless the server answers within seconds. Sends it no credentials."""
+        """Raises StoreError unless the server answers. Sends it no credentials."""
         import mlflow.environment_variables
         import requests
-        from urllib3.exceptions import InsecureRequestWarning
 
         variables = cast("Any", mlflow.environment_variables)
         trusts_any = variables.MLFLOW_TRACKING_INSECURE_TLS.get()
         verify = variables.MLFLOW_TRACKING_SERVER_CERT_PATH.get() or not trusts_any  # as MLflow's client does
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", InsecureRequestWarning)
+            with warnings.catch_warnings(action="ignore"):
                 answer = requests.get(f"{self.pages}/health", timeout=PROBE_TIMEOUT_S, verify=verify)
             if answer.status_code >= 500:
                 raise OSError(f"it answers {answer.status_code} {answer.reason}")
@@ -174,30 +189,40 @@ def import_mlflow() -> None:
     try:
         import mlflow.tracking  # noqa: F401
     except ImportError as error:
-        raise StoreError(f"mlflow cannot be imported here ({first_line(error)})") from error
+        raise StoreError(f"mlflow cannot be imported here ({error})") from error
     logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)  # it logs what it raises
-
-
-# --- the SQLite file ------------------------------------------------------------------------------------
 
 
 def create_file(path: Path, artifacts: Path) -> None:
     """Create the store unless it exists. Raises StoreError where it cannot be used or created."""
-    from filelock import FileLock, Timeout
+    from filelock import FileLock
 
-    _check(path)
-    lock = path.with_name(f"{path.name}.lock")
+    _check_folder(path)
     try:
         if not _exists(path):
-            with FileLock(lock, timeout=LOCK_TIMEOUT_S):
+            with FileLock(path.with_name(f"{path.name}.lock"), timeout=LOCK_TIMEOUT_S):
                 if not _exists(path):
                     _build(path, artifacts)
-        _use_wal(path)
-    except Timeout:
-        message = f"another process has locked {lock} for {LOCK_TIMEOUT_S:g} s: try again"
-        raise StoreError(f"{message}, and delete it if no dpexp runs") from None
+        _check_schema(path)
+    except StoreError:
+        raise
     except Exception as error:  # MLflow's, SQLAlchemy's, SQLite's or the system's
-        raise StoreError(f"cannot create a store at {path}: {short_message(error)}") from error
+        raise StoreError(f"the store {path} cannot be used: {short_message(error)}") from error
+
+
+def _exists(path: Path) -> bool:
+    """An empty file does not count: MLflow leaves one when it is killed early."""
+    return path.exists() and path.stat().st_size > 0
+
+
+def _check_folder(path: Path) -> None:
+    """Raises StoreError unless there may be a store at this path. Creates nothing."""
+    folder = path.parent
+    if not folder.is_dir():
+        raise StoreError(f"the store's directory {folder} does not exist: create it, or correct the name")
+    for each in (folder, path):
+        if each.exists() and not os.access(each, os.R_OK | os.W_OK):
+            raise StoreError(f"{each} is read-only for this user, who cannot have a store there")
 
 
 def _build(path: Path, artifacts: Path) -> None:
@@ -205,124 +230,37 @@ def _build(path: Path, artifacts: Path) -> None:
     from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
     building, create = path.with_name(f"{path.name}.building"), cast("Any", SqlAlchemyStore)
-    try:
-        _remove(building)
-        create(f"sqlite:///{building}", artifacts.as_uri()).engine.dispose()
-        _use_wal(building)
-        os.replace(building, path)
-    finally:
-        _remove(building)
+    building.unlink(missing_ok=True)  # of a process that was killed
+    create(f"sqlite:///{building}", artifacts.as_uri()).engine.dispose()
+    # With write-ahead logging readers and writers wait less; not every file system supports it.
+    connected = contextlib.closing(sqlite3.connect(building))
+    with connected as connection, contextlib.suppress(sqlite3.OperationalError):
+        connection.execute("PRAGMA journal_mode=WAL")
+    os.replace(building, path)
 
 
-def _remove(path: Path) -> None:
-    for suffix in ("", "-wal", "-shm", "-journal"):
-        path.with_name(path.name + suffix).unlink(missing_ok=True)
-
-
-def _exists(path: Path) -> bool:
-    """An empty file does not count: MLflow leaves one when it is killed early."""
-    return path.exists() and (path.stat().st_size > 0 or not path.is_file())
-
-
-def _check(path: Path) -> None:
-    """Raises StoreError unless there is a store that can be used, or one can be created. Creates nothing."""
-    folder = path.parent
-    if not folder.is_dir():
-        raise StoreError(f"the store's directory {folder} does not exist: create it, or correct the name")
-    if not os.access(folder, os.W_OK):
-        raise StoreError(f"the store's directory {folder} is read-only for this user")
-    if not _exists(path):
-        return
-    if not path.is_file():
-        raise StoreError(f"the store {path} is not a file")
-    if not os.access(path, os.R_OK | os.W_OK):
-        raise StoreError(f"the store {path} is read-only for this user")
-    try:
-        revision = _revision(path)
-    except sqlite3.OperationalError as error:  # locked, or not to be opened
-        raise StoreError(f"the store {path} cannot be used: {short_message(error)}") from error
-    except sqlite3.DatabaseError as error:
-        raise StoreError(
-            f"{path} is not a store of MLflow ({error}): move it away, or name another"
-        ) from error
-    _check_revision(path, revision)
-
-
-def _check_revision(path: Path, revision: str) -> None:
-    """Compare the schema with that of the installed MLflow: they must be the same."""
+def _check_schema(path: Path) -> None:
+    """Raises StoreError unless the store has the schema of the installed MLflow."""
     import mlflow
 
-    newest, known = _revisions()
-    if revision in newest:
+    with contextlib.closing(sqlite3.connect(path, timeout=1.0)) as connection:
+        (found,) = connection.execute("SELECT version_num FROM alembic_version").fetchone()
+    newest, known = _schemas()
+    if found in newest:
         return
-    if revision in known:
-        older = f"has an older schema ({revision}) than MLflow {mlflow.__version__}: back it up, then run"
+    if found in known:
+        older = f"has an older schema ({found}) than MLflow {mlflow.__version__}: back it up, then run"
         address = shlex.quote(f"sqlite:///{path}")
         raise StoreError(f"the store {path} {older}: mlflow db upgrade {address}")
-    newer = f"was written by a newer MLflow (schema {revision}) than the installed {mlflow.__version__}"
+    newer = f"was written by a newer MLflow (schema {found}) than the installed {mlflow.__version__}"
     raise StoreError(f"the store {path} {newer}: update mlflow, or name another store")
 
 
 @functools.cache
-def _revisions() -> tuple[frozenset[str], frozenset[str]]:
+def _schemas() -> tuple[set[str], set[str]]:
     """The newest Alembic revisions of the installed MLflow, and all; it reads a file for each."""
     import mlflow
     from alembic.script import ScriptDirectory
 
     migrations = ScriptDirectory(str(Path(mlflow.__file__).parent / "store" / "db_migrations"))
-    return frozenset(migrations.get_heads()), frozenset(each.revision for each in migrations.walk_revisions())
-
-
-def _revision(path: Path) -> str:
-    """The Alembic revision of an MLflow store. Raises sqlite3.DatabaseError for another file."""
-    with contextlib.closing(sqlite3.connect(path, timeout=1.0)) as connection:
-        tables = {row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-        if not {"alembic_version", "runs", "metrics"} <= tables:
-            raise sqlite3.DatabaseError("it has other tables")
-        row = connection.execute("SELECT version_num FROM alembic_version").fetchone()
-        return str(row and row[0])
-
-
-def _use_wal(path: Path) -> None:
-    """Switch to write-ahead logging where the file system supports it: readers and writers wait less."""
-    connected = contextlib.closing(sqlite3.connect(path, timeout=0.1))
-    # In use, or no shared memory: the file stays as it is.
-    with connected as connection, contextlib.suppress(sqlite3.OperationalError):
-        connection.execute("PRAGMA journal_mode=WAL")
-
-
-# --- errors ---------------------------------------------------------------------------------------------
-
-_MESSAGES = {
-    "certificate": "its certificate is not trusted here: set MLFLOW_TRACKING_SERVER_CERT_PATH to the file "
-    "with the certificate that signed it, or MLFLOW_TRACKING_INSECURE_TLS=true to trust any",
-    "Connection refused": "connection refused",
-    "Name or service not known": "unknown host",
-    "Temporary failure in name resolution": "unknown host",
-    "timed out": "no answer in time",
-    "disk is full": "the disk is full",
-    "No space left on device": "the disk is full",
-    "readonly database": "the store is read-only",
-    "database is locked": "another process keeps the store locked: try later",
-}
-"""Messages for texts that libraries bury in long errors; the first match counts."""
-
-
-def short_message(error: BaseException) -> str:
-    """One line on an error that a store or its driver raised, free of credentials."""
-    text = first_line(error)
-    if not isinstance(error, StoreError):
-        text = next((message for fragment, message in _MESSAGES.items() if fragment in text), text)
-    text = redact(text)  # before it is cut: a part of a credential is not recognized
-    return text if len(text) <= 300 else text[:297] + "..."
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of an error's text: MLflow and SQLAlchemy append complete SQL statements.
-
-    Not SQLAlchemy's line on when it sent the statement, which it puts before the error of the database.
-    """
-    lines = str(error).strip().splitlines()
-    return next(
-        (line for line in lines if not line.startswith("(raised as a result of")), type(error).__name__
-    )
+    return set(migrations.get_heads()), {each.revision for each in migrations.walk_revisions()}

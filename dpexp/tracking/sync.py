@@ -19,9 +19,9 @@ NOT_DELIVERED, NOT_TRACKED, READY, SKIPPED = "not delivered", "not tracked", "re
 
 @dataclass(frozen=True)
 class SyncResult:
-    """One run's state: ``delivered``, ``already``, ``running``, ``closed``, ``skipped``, ``not delivered``.
+    """One run's state: ``delivered``, ``not delivered``, ``running``, ``closed``: its process had died.
 
-    Or ``not tracked``: the user has kept it off the store. A run is skipped whose journal cannot be read.
+    Or ``not tracked``: the user has kept it off the store; or ``skipped``: its journal cannot be read.
     """
 
     run_id: str
@@ -34,15 +34,15 @@ class SyncResult:
         return self.state != NOT_DELIVERED
 
 
-def sync(home: Path, named: Iterable[Path] | None = None) -> Iterator[SyncResult]:
-    """Deliver these runs, from their first point; without any, all tracked ones that the store lacks.
+def sync(home: Path, named: Iterable[Path] | None = None, *, again: bool = False) -> Iterator[SyncResult]:
+    """Deliver these runs; without any, all tracked ones that the store lacks.
 
-    Raises StoreError when the store cannot be used.
+    With ``again`` also those that it has, from their first point. Raises StoreError when it cannot be used.
     """
     store = Store.from_environment(home)
     wanted, complete = [], []
     for folder in folders(home / "runs") if named is None else named:
-        if named is None and ledger.state(folder, store.name) == "yes":
+        if not again and ledger.state(folder, store.name) == "yes":
             complete.append(folder)
             continue
         for result in _close(folder, is_named=named is not None):
@@ -55,13 +55,21 @@ def sync(home: Path, named: Iterable[Path] | None = None) -> Iterator[SyncResult
     store.open()
     lost = _lost(store, complete)
     for folder in [*wanted, *lost]:
-        with private_files():
-            yield _deliver(store, folder, again=named is not None, is_lost=folder in lost)
+        try:
+            with private_files(), ledger.lock(folder, LOCK_TIMEOUT_S):
+                if not again and folder not in lost and ledger.state(folder, store.name) == "yes":
+                    continue  # by another process, just now
+                delivery = deliver(store, folder, again=again)
+            yield SyncResult(
+                folder.name, "delivered" if delivery.complete else NOT_DELIVERED, delivery.message
+            )
+        except (OSError, StoreError) as error:
+            yield SyncResult(folder.name, NOT_DELIVERED, short_message(error))
 
 
 def _close(folder: Path, *, is_named: bool) -> Iterator[SyncResult]:
     """Write the Record of a run whose process died; then say whether it is ``READY``, or why not."""
-    journal, has_record = folder / JOURNAL, (folder / RECORD).exists()
+    journal, had_record = folder / JOURNAL, (folder / RECORD).exists()
     try:
         if is_open(journal):
             if is_named:
@@ -72,10 +80,10 @@ def _close(folder: Path, *, is_named: bool) -> Iterator[SyncResult]:
         if is_named or journal.exists():  # a run that begins just now has none
             yield SyncResult(folder.name, SKIPPED, str(error))
         return
-    if not has_record:
-        if not (folder / RECORD).exists():
-            yield SyncResult(folder.name, NOT_DELIVERED, record.damage[-1])
-            return
+    if not (folder / RECORD).exists():
+        yield SyncResult(folder.name, NOT_DELIVERED, record.damage[-1])
+        return
+    if not had_record:
         steps = len(present(record.steps["time_ms"]))
         yield SyncResult(folder.name, "closed", f"{record.status}, {plural(steps, 'step')} recorded")
     yield SyncResult(folder.name, READY if is_named or is_tracked(folder, record) else NOT_TRACKED)
@@ -83,23 +91,10 @@ def _close(folder: Path, *, is_named: bool) -> Iterator[SyncResult]:
 
 def _lost(store: Store, delivered: list[Path]) -> list[Path]:
     """The delivered runs that the store does not have any more, and those of sweeps that it has lost."""
-    if not delivered:
-        return []
     try:
-        found = store.runs()
+        found = store.runs() if delivered else {}
     except Exception as error:  # any store, any driver
         raise StoreError(f"the store {store.name} cannot be asked: {short_message(error)}") from error
     ids = {run.info.run_id for run in found.values()}
     sweeps = {run_id: run.data.tags.get("mlflow.parentRunId") for run_id, run in found.items()}
     return [folder for folder in delivered if sweeps.get(folder.name, "") not in (None, *ids)]
-
-
-def _deliver(store: Store, folder: Path, *, again: bool, is_lost: bool) -> SyncResult:
-    try:
-        with ledger.lock(folder, LOCK_TIMEOUT_S):
-            if not (again or is_lost) and ledger.state(folder, store.name) == "yes":
-                return SyncResult(folder.name, "already")
-            delivery = deliver(store, folder, again=again)
-    except (OSError, StoreError) as error:
-        return SyncResult(folder.name, NOT_DELIVERED, short_message(error))
-    return SyncResult(folder.name, "delivered" if delivery.complete else NOT_DELIVERED, delivery.message)

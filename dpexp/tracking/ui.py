@@ -18,19 +18,14 @@ from typing import IO
 from dpexp.config.printable import printable_line
 from dpexp.config.process import end_with_parent
 from dpexp.record.files import PRIVATE_UMASK
-from dpexp.record.redact import redact
 from dpexp.tracking import columns
-from dpexp.tracking.store import CLIENT_DEFAULTS, Store
+from dpexp.tracking.store import CLIENT_DEFAULTS, Store, StoreError, redact
 
 OPEN_BY_DEFAULT = ("localhost", "127.0.0.1", "0.0.0.0")
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 5.0
 DEFAULT_EXPERIMENT = "0"  # which every store of MLflow has, used or not
 _WITHOUT_PROXY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-
-
-class ServerError(RuntimeError):
-    """The server cannot run: why, and what to do."""
 
 
 def links(store: Store, base: str) -> list[tuple[str, str]]:
@@ -49,7 +44,7 @@ def links(store: Store, base: str) -> list[tuple[str, str]]:
 
 @contextlib.contextmanager
 def server(store: Store, host: str, port: int) -> Iterator[str]:
-    """A server that answers while the context lasts; yields its address. Raises ServerError, StoreError.
+    """A server that answers while the context lasts; yields its address. Raises StoreError.
 
     The store's address is passed in the environment, where no process list shows it.
     """
@@ -79,34 +74,31 @@ def server(store: Store, host: str, port: int) -> Iterator[str]:
             _wait_until_up(process, base, log)
             yield base
             process.wait()  # the server ends only if something is wrong
-            raise ServerError(f"the MLflow server ended with code {process.returncode}: {_last_line(log)}")
+            raise StoreError(f"the MLflow server ended with code {process.returncode}: {_last_line(log)}")
         finally:
             _stop(process)
 
 
 def _check_address(host: str, port: int) -> None:
-    """Raises ServerError unless the port of the host is free: MLflow itself would exit with code 0."""
+    """Raises StoreError unless the port of the host is free: MLflow itself would exit with code 0."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
             probe.listen(1)
         except OSError as error:
-            raise ServerError(
-                f"port {port} of {printable_line(host)} cannot be used ({error.strerror or error}): "
-                "choose another --port, or --host"
-            ) from None
+            where = f"port {port} of {printable_line(host)}"
+            reason = error.strerror or error
+            raise StoreError(f"{where} cannot be used ({reason}): choose another --port or --host") from None
 
 
 def _wait_until_up(process: subprocess.Popen[bytes], base: str, log: IO[bytes]) -> None:
     deadline = time.monotonic() + START_TIMEOUT_S
-    while time.monotonic() < deadline:
-        if process.poll() is not None:
-            raise ServerError(f"the MLflow server ended while it started: {_last_line(log)}")
+    while time.monotonic() < deadline and process.poll() is None:
         with contextlib.suppress(OSError), _WITHOUT_PROXY.open(f"{base}/health", timeout=2):
             return
         time.sleep(0.1)
-    raise ServerError(f"the MLflow server does not answer after {START_TIMEOUT_S:g} s: {_last_line(log)}")
+    raise StoreError(f"the MLflow server does not answer: {_last_line(log)}")
 
 
 def _last_line(log: IO[bytes]) -> str:
@@ -122,4 +114,3 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
             os.killpg(process.pid, signal_number)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(STOP_TIMEOUT_S)
-    process.wait()

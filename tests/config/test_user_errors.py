@@ -382,8 +382,7 @@ def test_a_long_error_is_short_on_the_screen_and_complete_in_the_record(
     assert len(result.stderr.splitlines()) < 20
     assert "FAILED: ValueError: word" in result.stdout
     assert len(result.stdout) < 10_000
-    fitted, _ = fit(tags(RecordView(record)), MAX_TAG)
-    assert len(fitted["dpexp.error"]) == MAX_TAG
+    assert len(fit(tags(RecordView(record)), MAX_TAG)["dpexp.error"]) == MAX_TAG
 
 
 def test_there_are_many_cases_and_no_two_are_equal() -> None:

@@ -30,10 +30,10 @@ def broken_store(path: Path, damage: str) -> str:
     """Write something that is not a usable store; returns what the error must name."""
     if damage == "directory":
         path.mkdir()
-        return "is not a file"
+        return "it is not a file"
     if damage == "garbage":
         path.write_bytes(os.urandom(8192))
-        return "file is not a database"
+        return "it is not an SQLite file"
     connection = sqlite3.connect(path)
     if damage == "other":
         connection.execute("CREATE TABLE recipes (name)")
@@ -48,7 +48,7 @@ def broken_store(path: Path, damage: str) -> str:
         "other": "not a store of MLflow",
         "newer": "was written by a newer MLflow (schema ffffffffffff)",
         "older": "run: mlflow db upgrade 'sqlite:///",
-        "locked": "another process keeps the store locked",
+        "locked": "another process keeps it locked",
     }[damage]
 
 

@@ -89,7 +89,7 @@ def test_a_store_or_server_that_cannot_be_used_is_reported_in_one_line(dpexp_hom
     refused = script("ui.py", "--port", port)
     assert refused.returncode == 1
     assert refused.stderr.count("\n") == 1
-    assert "file is not a database" in refused.stderr
+    assert "it is not an SQLite file" in refused.stderr
     away = script("ui.py", MLFLOW_TRACKING_URI=f"http://me:hunter22@127.0.0.1:{port}")
     assert away.returncode == 1
     message = f"error: the server http://***@127.0.0.1:{port} cannot be used: connection refused\n"
