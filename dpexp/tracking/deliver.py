@@ -39,7 +39,6 @@ BATCH = 1000
 """Points a call: the limit of MLflow's log_batch."""
 ATTEMPTS = 3
 """Another machine may write the same tag, or delete the MLflow run of two that it does not keep."""
-LOCK_TIMEOUT_S = 30.0  # for the MLflow run of a sweep
 LOG = "delivery.log"
 RESTARTS_TAG = "dpexp.restarts"
 
@@ -230,7 +229,7 @@ class Upload:
             return {}
         parent = Upload(self.store, self.folder.with_name(sweep.run_id))
         parent._read_lines()
-        with ledger.lock(parent.folder, LOCK_TIMEOUT_S):
+        with ledger.lock(parent.folder):
             return {"mlflow.parentRunId": parent._attach().info.run_id}
 
     def _remember(self, size: int, *, complete: bool = False, message: str = "") -> None:
@@ -261,8 +260,9 @@ class Upload:
         client.set_terminated(run_id, record.status.upper(), content.to_epoch_ms(record.ended))
         if (kept := self._find(experiment)) is not None and kept.info.run_id != run_id:
             return Upload(self.store, self.folder, again=True).complete()  # another machine's run stays
-        self._remember(size, complete=True, message=problem)
-        return "; ".join(filter(None, [self.store.where(experiment, run_id), problem]))
+        message = "; ".join(filter(None, [self.store.where(experiment, run_id), problem]))
+        self._remember(size, complete=True, message=message)
+        return message
 
     def _speed_ups(self, record: Record) -> list[Point]:
         """The speed-up of this run, if its sweep knows it; for a sweep, write those of its runs."""

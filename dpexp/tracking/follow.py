@@ -66,15 +66,12 @@ class Follower:
 
     def _delivery(self, code: int, how: str) -> Delivery:
         """What the follower did, by its exit code and the ledger."""
-        store = Store.from_environment(self._folder.parents[1])
-        entry = ledger.read(self._folder).get(store.name, ledger.Entry())
+        store = Store.from_environment(self._folder.parents[1]).name
+        message = ledger.read(self._folder).get(store, ledger.Entry()).message
         if code == 0:
-            where = store.where(entry.experiment_id, entry.mlflow_run_id)
-            return Delivery(True, "; ".join(filter(None, [where, entry.message])))
-        if code < 0:
-            reason = f"its delivery was killed by {signal.Signals(-code).name}"
-        else:
-            reason = entry.message or f"its delivery ended with code {code}"
+            return Delivery(True, message)
+        end = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+        reason = message if message and code > 0 else f"its delivery {end}"
         return Delivery(False, f"not delivered: {reason}; the journal is complete, deliver it with: {how}")
 
 

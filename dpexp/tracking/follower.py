@@ -45,7 +45,7 @@ def follow(run_id: str, before: int, parent: int) -> int:
         beside_run.submit(import_mlflow)
     if not _begins(folder, before, parent):
         return NO_RUN
-    with ledger.lock(folder, ledger.FOREVER):  # the follower of the ranks before a restart may be at work
+    with ledger.lock(folder, forever=True):  # the follower of the ranks before a restart may be at work
         while ledger.state(folder, store.name) != "yes":
             if is_open(folder / JOURNAL):
                 ended = threading.Event()

@@ -18,21 +18,18 @@ from dpexp.tracking.store import Store, StoreError
 
 LEDGER = "delivery.json"
 LOCK = ".delivery.lock"
-FOREVER = -1.0
+LOCK_TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True)
 class Entry:
-    """What one store has of a run: the points of the first ``journal_bytes``, or all of it (``complete``).
-
-    ``message``: what could not be drawn, or why the last delivery failed.
-    """
+    """What one store has of a run: the points of the first ``journal_bytes``, or all (``complete``)."""
 
     experiment_id: str = ""
     mlflow_run_id: str = ""
     complete: bool = False
     journal_bytes: int = 0
-    message: str = ""
+    message: str = ""  # of the last delivery
 
 
 @dataclass(frozen=True)
@@ -81,12 +78,12 @@ def delivered(home: Path, run_ids: Iterable[str]) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def lock(folder: Path, timeout_s: float) -> Iterator[None]:
-    """Hold the run's delivery lock. Raises StoreError where another process holds it too long."""
+def lock(folder: Path, *, forever: bool = False) -> Iterator[None]:
+    """Hold the run's delivery lock. Raises StoreError unless it waits ``forever`` for another process."""
     from filelock import FileLock, Timeout
 
     try:
-        with FileLock(folder / LOCK, timeout=timeout_s):
+        with FileLock(folder / LOCK, timeout=-1 if forever else LOCK_TIMEOUT_S):
             yield
     except Timeout:
         raise StoreError(f"another process is delivering run {folder.name}") from None

@@ -13,7 +13,6 @@ from dpexp.tracking import ledger
 from dpexp.tracking.deliver import closed, deliver, is_tracked
 from dpexp.tracking.store import Store, StoreError, short_message
 
-LOCK_TIMEOUT_S = 60.0
 NOT_DELIVERED, NOT_TRACKED, READY, SKIPPED = "not delivered", "not tracked", "ready", "skipped"
 
 
@@ -56,13 +55,12 @@ def sync(home: Path, named: Iterable[Path] | None = None, *, again: bool = False
     lost = _lost(store, complete)
     for folder in [*wanted, *lost]:
         try:
-            with private_files(), ledger.lock(folder, LOCK_TIMEOUT_S):
+            with private_files(), ledger.lock(folder):
                 if not again and folder not in lost and ledger.state(folder, store.name) == "yes":
                     continue  # by another process, just now
                 delivery = deliver(store, folder, again=again)
-            yield SyncResult(
-                folder.name, "delivered" if delivery.complete else NOT_DELIVERED, delivery.message
-            )
+            state = "delivered" if delivery.complete else NOT_DELIVERED
+            yield SyncResult(folder.name, state, delivery.message)
         except (OSError, StoreError) as error:
             yield SyncResult(folder.name, NOT_DELIVERED, short_message(error))
 

@@ -18,8 +18,9 @@ from typing import IO
 from dpexp.config.printable import printable_line
 from dpexp.config.process import end_with_parent
 from dpexp.record.files import PRIVATE_UMASK
+from dpexp.record.redact import redact
 from dpexp.tracking import columns
-from dpexp.tracking.store import CLIENT_DEFAULTS, Store, StoreError, redact
+from dpexp.tracking.store import CLIENT_DEFAULTS, Store, StoreError
 
 OPEN_BY_DEFAULT = ("localhost", "127.0.0.1", "0.0.0.0")
 START_TIMEOUT_S = 60.0

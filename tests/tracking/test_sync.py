@@ -13,7 +13,6 @@ from dpexp.record.files import JournalError
 from dpexp.record.record import finish
 from dpexp.record.runs import begin, import_journal
 from dpexp.tracking import ledger
-from dpexp.tracking import sync as module
 from dpexp.tracking.sync import sync
 
 pytestmark = pytest.mark.filterwarnings("default")  # MLflow, pydantic and SQLAlchemy warn of each other
@@ -119,8 +118,8 @@ def test_a_run_that_another_process_delivers_is_not_delivered_twice(
     runs: Path, uri: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = journals.complete(runs, "one").parent
-    monkeypatch.setattr(module, "LOCK_TIMEOUT_S", 0.1)
-    with ledger.lock(folder, 1):
+    monkeypatch.setattr(ledger, "LOCK_TIMEOUT_S", 0.1)
+    with ledger.lock(folder):
         *_, result = sync(runs.parent)
     assert (result.state, result.message) == ("not delivered", "another process is delivering run one")
     assert not mlflow_runs(uri, "one")
