@@ -254,6 +254,9 @@ def test_only_the_points_after_the_byte_that_the_ledger_remembers_are_sent(home:
     for again in (False, True):
         assert deliver.deliver(store_of(home), journal.folder, again=again).complete
     assert steps_of(uri, "resumed") == list(range(100))
+    upload = Upload(store_of(home), journal.folder, again=True)
+    upload._log_points = pytest.fail  # type: ignore[method-assign]
+    upload.send_points()
 
 
 def test_a_second_delivery_changes_nothing(home: Path, uri: str) -> None:
