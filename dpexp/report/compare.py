@@ -99,7 +99,7 @@ class Cell:
 
     @cached_property
     def medians(self) -> dict[Hashable, float]:
-        """{run: its median step time}; the key of a sweep's run is its round, so that cells are paired."""
+        """{run: its median step time}; the key of a sweep's run pairs it with those of its round and seed."""
         return {_round(view.record): statistics.median(view.usual_times) for view in self.views}
 
     @property
@@ -165,9 +165,10 @@ class Comparison:
         if "model" in differing and differing.keys() <= {"model", "data", "contents"}:
             differences += "; one --model for all makes them comparable"
         emulated = "emulated devices share one CPU, so that their times are not those of real devices"
+        unsplit = "a wrapper that passed through has split nothing"
         hosts = "; ".join(_distinct(", ".join(machine[:2]) for machine in machines))
         reasons = [
-            (kinds, f"{' and '.join(kinds)} runs", emulated),
+            (kinds, f"{' and '.join(kinds)} runs", emulated if "virtual" in kinds else unsplit),
             (machines, "runs of different machines", hosts),
             (works, "runs that do different work", differences),
         ]
@@ -191,8 +192,10 @@ def compare(folders: Sequence[Path]) -> Comparison:
             continue
         view = RecordView(record)
         if record.status != "finished" or (usual := view.usual) is None:
-            why = f": {record.error.get('message')}" if record.error else ""
-            left_out.append((record.name or record.run_id, f"{record.status}{why}"))
+            why = record.error.get("message") if record.error else "" if view.usual else "no measured steps"
+            left_out.append(
+                (record.name or record.run_id, f"{record.status}: {why}" if why else record.status)
+            )
             continue
         key = group_key(record)
         cell = cells.setdefault((key, config_key(record), usual.rows), Cell(usual.rows))
@@ -203,9 +206,9 @@ def compare(folders: Sequence[Path]) -> Comparison:
 
 
 def _round(record: Record) -> Hashable:
-    """(sweep, round) of a sweep's run, which has its round in its name; of any other run its id."""
+    """(sweep, round, seed) of a sweep's run, which has its round in its name; of any other run its id."""
     named = re.search(r"\.r(\d+)$", record.name)
-    return (record.parent, named[1]) if record.parent and named else record.run_id
+    return (record.parent, named[1], record.config.get("seed")) if record.parent and named else record.run_id
 
 
 def _distinct(values: Iterable[Any]) -> list[Any]:

@@ -1,7 +1,6 @@
 """A comparison as files: one page with its tables and figures, and its rows as CSV."""
 
 import base64
-from math import isfinite
 from pathlib import Path
 
 from matplotlib.figure import Figure
@@ -68,7 +67,7 @@ def _parts(view: RecordView) -> dict[str, float]:
     if view.noise or view.phase_noise:
         return {_NOISY: 1.0}
     found = [phase for phase in (*view.phases, *filter(None, [view.rest])) if phase.depth == 0]
-    return {phase.name: phase.share for phase in found if isfinite(phase.share)} or {_UNKNOWN: 1.0}
+    return {phase.name: phase.share for phase in found if phase.share} or {_UNKNOWN: 1.0}
 
 
 def inline(figure: Figure, name: str) -> str:

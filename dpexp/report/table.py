@@ -34,16 +34,21 @@ def shown_cells(group: Group) -> list[Cell]:
 
 
 def labels(cells: Sequence[Cell]) -> list[str]:
-    """The runs' names, those of a sweep as their cells read, with the run id where names are equal."""
-    runs = [cell.first for cell in cells]
-    names = [
-        (cell_title(run.name.rpartition(".r")[0]) if run.parent else run.name) or run.name or run.strategy
-        for run in runs
-    ]
+    """The names of the cells, with the run id where names are equal."""
+    names = list(map(_label, cells))
     return [
-        name if names.count(name) == 1 else f"{name} {run.run_id[:6]}"
-        for name, run in zip(names, runs, strict=True)
+        name if names.count(name) == 1 else f"{name} {cell.first.run_id[:6]}"
+        for name, cell in zip(names, cells, strict=True)
     ]
+
+
+def _label(cell: Cell) -> str:
+    """The name of its first run; of a sweep's runs what their cells have in common, as one reads it."""
+    run = cell.first
+    if not run.parent:
+        return run.name or run.strategy
+    parts, *others = (cell_title(each.name.rpartition(".r")[0]).split(", ") for each in cell.runs)
+    return ", ".join(part for part in parts if all(part in other for other in others)) or run.name
 
 
 def dates(cells: Sequence[Cell]) -> str:

@@ -144,6 +144,20 @@ def test_runs_of_the_same_round_of_a_sweep_are_paired(save: Save) -> None:
     assert interval("").low < 1.0
 
 
+def test_seeds_of_a_sweep_are_repeats_that_are_paired_by_seed(save: Save) -> None:
+    folders = []
+    for strategy, make, step_ms in (("single", single, 2.0), ("whole", partial(whole, 2), 1.0)):
+        for seed, drift in enumerate((1.0, 1.5, 2.0)):
+            record = make(step_ms=step_ms * drift)
+            record.config["seed"] = seed
+            name = f"{strategy}-seed_{seed}.r1"
+            folders.append(save(record, len(folders), parent="sweep", name=name))
+    (group,) = compare(folders).groups
+    speed_up = group.ranked[0].speed_up(group.baseline)
+    assert (speed_up.low, speed_up.high) == pytest.approx((2.0, 2.0))
+    assert table.labels(group.ranked) == ["whole", "single"]
+
+
 def test_cells_with_runs_that_cannot_be_judged_are_named(save: Save) -> None:
     noisy = whole(2, batches=(30,))
     noisy.steps["time_ms"] = [0.5, 9.0, 1.0, 4.0] * 25
@@ -189,6 +203,7 @@ def elsewhere() -> Record:
     ("other", "reason"),
     [
         (partial(whole, 2, virtual=False), "virtual and real runs .* emulated devices share one CPU"),
+        (partial(whole, 2, execution="passthrough"), "virtual and passthrough runs .* share one CPU"),
         (elsewhere, "runs of different machines .*: laptop, A CPU; cluster, Another CPU"),
         (hybrid, "runs that do different work .*: model linear / embedding; one --model for all makes"),
     ],
@@ -220,11 +235,13 @@ def test_failed_and_unfinished_runs_are_left_out_with_the_reason(save: Save, dpe
     failed = save(whole(2), 0, status="failed", error=error)
     with Journal(dpexp_home / "runs", "feedfeedfeed") as journal:
         journal.set(name="half", status="running")
-    compared = compare([failed, journal.folder, dpexp_home / "runs" / "nothing"])
+    empty = save(whole(2), 1, steps=Record().steps)
+    compared = compare([failed, journal.folder, dpexp_home / "runs" / "nothing", empty])
     assert compared.groups == []
     assert compared.left_out[0] == ("whole-2", "failed: no such thing")
     assert compared.left_out[1][0] == "half"
     assert "no journal" in compared.left_out[2][1]
+    assert compared.left_out[3] == ("whole-2", "finished: no measured steps")
 
 
 # --- the page ------------------------------------------------------------------------------------
@@ -247,10 +264,10 @@ def test_a_page_has_each_figure_after_its_table_and_needs_no_other_file(save: Sa
 
 
 def test_bars_of_phases_are_as_long_as_the_step_times_of_the_table(save: Save) -> None:
-    """Where the phase-timed steps were slower, too; and a run that cannot be judged is not divided."""
-    noisy = whole(4, step_ms=3.0)
+    """Where the phase-timed steps were slower, too; one that cannot be judged or timed none is one part."""
+    noisy, untimed = whole(4, step_ms=3.0), whole(3, step_ms=4.0, timeline=[])
     noisy.steps["time_ms"] = [ms * 3.0 ** (step % 11 - 5) for step, ms in enumerate(noisy.steps["time_ms"])]
-    records = [single(step_ms=1.0), whole(2, step_ms=2.0), noisy]
+    records = [single(step_ms=1.0), whole(2, step_ms=2.0), noisy, untimed]
     group = compare([save(record, number) for number, record in enumerate(records)]).groups[0]
     axes = step_figure(group).axes[0]
     lengths, counts = Counter[int](), Counter[int]()
@@ -261,8 +278,8 @@ def test_bars_of_phases_are_as_long_as_the_step_times_of_the_table(save: Save) -
     for row, cell in enumerate(shown_cells(group)):
         assert lengths[row] == pytest.approx(cell.typical_ms)
         assert units.ms(cell.typical_ms) in texts
-        assert (counts[row] == 1) is (cell.devices == 4)
-    assert texts.count("too noisy to divide") == 1
+        assert (counts[row] == 1) is (cell.devices > 2)
+    assert texts.count("too noisy to divide") == texts.count("shares not known") == 1
     assert [label.get_text() for label in axes.get_yticklabels()] == table.labels(shown_cells(group))
 
 
