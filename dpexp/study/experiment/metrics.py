@@ -12,7 +12,7 @@ from typing import Any
 
 from dpexp.config.errors import ConfigError, unknown
 from dpexp.record.batches import parameter_bytes, replicated_bytes
-from dpexp.record.figures import FIGURES, Figure
+from dpexp.record.figures import At, Figure, figures, typical_of
 from dpexp.record.steps import present, spread, typical
 from dpexp.report import units
 from dpexp.study.experiment.records import MeasuredRun
@@ -29,13 +29,16 @@ class Metric:
 
 
 def _of_figure(figure: Figure) -> Metric:
-    """A figure that reports show, too."""
+    """A figure that reports show, too; one whose runs have a mean varies from run to run, as times do."""
+    varies = figure.of_runs is typical_of
 
     def of(run: MeasuredRun, _: str) -> Any:
-        value = figure.of(run.view) if figure.is_sampled else figure.number(run.view)
-        return math.nan if value is None else value
+        number = figure.number(run.view)
+        if not varies:
+            return math.nan if number is None else number
+        return figure.of(run.view) if figure.is_sampled else present([number])
 
-    return Metric(figure.title, of, lambda value: units.text(value, figure.unit), figure.is_sampled)
+    return Metric(figure.title, of, lambda value: units.text(value, figure.unit), varies)
 
 
 def _sample_us(run: MeasuredRun, _: str) -> list[float]:
@@ -46,7 +49,8 @@ def _sample_us(run: MeasuredRun, _: str) -> list[float]:
 def _peak(run: MeasuredRun, device: str) -> list[float]:
     """One number, which is another in each run."""
     memory = run.record.memory
-    return [float(memory[device])] if device in memory else [] if device else [float(max(memory.values()))]
+    most = memory.get(device) if device else max(memory.values(), default=None)
+    return [] if most is None else [float(most)]
 
 
 def _error(run: MeasuredRun, kind: str) -> float:
@@ -104,7 +108,7 @@ def _yes(verified: bool | None) -> str:
 
 
 METRICS: Mapping[str, Metric] = {
-    **{figure.name: _of_figure(figure) for figure in FIGURES},
+    **{figure.name: _of_figure(figure) for figure in figures(At.METRIC | At.COLUMN | At.ROWS)},
     "sample_us": Metric("time per sample", _sample_us, lambda us: units.ms(us / 1000), True),
     "phase_ms": Metric("{}", lambda run, name: run.view.phase_samples.get(name, []), units.ms, True),
     "parameter_bytes": Metric("parameters", lambda run, _: parameter_bytes(run.record), units.size),
@@ -182,6 +186,8 @@ def table_cell(name: str, runs: Sequence[MeasuredRun]) -> str:
     try:
         middle = value(name, runs)
     except ConfigError:
+        return "-"
+    if middle != middle:  # NaN: it is not known
         return "-"
     figures = spread([sample for run in samples(name, runs) for sample in run]) if found.is_timed else None
     if figures is None or figures["n"] == 1:

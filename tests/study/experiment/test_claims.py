@@ -11,6 +11,7 @@ from dpexp.config.run_config import RunConfig
 from dpexp.study.experiment.claims import judge
 from dpexp.study.experiment.experiment import Claim, Experiment
 from dpexp.study.experiment.figure_kinds import Bars
+from dpexp.study.experiment.metrics import table_cell
 from dpexp.study.experiment.readme import fill
 from dpexp.study.experiment.records import MeasuredRun
 
@@ -33,6 +34,7 @@ CELLS = {
     "wide-2": rounds("wide-2", 2, 2.0, 2.02, 1.98),
     "wide-3": rounds("wide-3", 3, 0.8, 1.0, 1.3),
 }
+LOST = {"lost": [MeasuredRun("lost", number, whole(2, memory={})) for number in (1, 2)]}
 
 
 def outcome(claim: Claim) -> str:
@@ -108,6 +110,16 @@ def test_a_cell_without_a_finished_run_is_not_measured() -> None:
 
 def test_whole_processes_are_compared_by_their_seconds() -> None:
     assert outcome(Claim("twice", "wall_s", "wide-2", "<=", 2.1, against="single")) == "holds"
+
+
+def test_rates_are_compared_over_runs_and_what_is_not_known_is_not_measured() -> None:
+    """A rate is another in each run, as a time is; and a Record may lack any figure."""
+    faster = Claim("faster", "samples_per_s", "single", ">", 1.8, against="wide-2")
+    assert outcome(faster) == "holds"
+    for name in ("peak_bytes", "flops_per_s"):
+        (verdict,) = judge(experiment(Claim("?", name, "lost", ">", 0), cells=("lost",)), LOST)
+        assert (verdict.outcome, table_cell(name, LOST["lost"])) == ("not measured", "-")
+    assert table_cell("activation_bytes", LOST["lost"]) == "-"
 
 
 def test_an_answer_may_state_that_a_claim_is_not_shown() -> None:
