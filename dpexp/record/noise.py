@@ -64,7 +64,7 @@ def noise(times: Sequence[float]) -> Noise | None:
 
 
 def median_interval(times: Sequence[float]) -> tuple[float, float]:
-    """The 95% interval of the median, by order statistics; the range of fewer than eight times.
+    """The 95% interval of the median, by order statistics; the range of at most ten times.
 
     The times may have any distribution: how many lie below their median is binomial, here by its normal
     approximation (Conover, Practical Nonparametric Statistics, section 3.2).

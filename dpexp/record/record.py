@@ -82,10 +82,13 @@ class Record:
             except (OSError, *NOT_OF_DPEXP) as error:
                 raise JournalError(f"{path}: not a Record: {describe(error)}") from error
         journal, written = path / JOURNAL, path / RECORD
-        if written.is_file():
-            with contextlib.suppress(JournalError):
-                if not journal.exists() or journal.stat().st_mtime_ns <= written.stat().st_mtime_ns:
-                    return cls.load(written)
+        if not written.is_file():
+            return fold(journal)
+        if not journal.exists():
+            return cls.load(written)
+        with contextlib.suppress(JournalError):
+            if journal.stat().st_mtime_ns <= written.stat().st_mtime_ns:
+                return cls.load(written)
         return fold(journal)
 
     @classmethod

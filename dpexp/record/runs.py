@@ -36,7 +36,7 @@ class UnknownRunError(ConfigError):
 def begin(home: Path, run_id: str, facts: Row, *, restarted: bool) -> Journal:
     """The journal with these facts: a new one, under a new id where it has none, or that of restarted ranks.
 
-    Raises JournalError where it cannot be written: then a new run leaves nothing.
+    Raises JournalError where it cannot be written: then a new run leaves no folder.
     """
     runs = home / "runs"
     continues = restarted and (runs / run_id).exists()

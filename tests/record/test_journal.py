@@ -248,10 +248,12 @@ def test_a_newer_schema_is_refused_with_the_version_to_install(runs: Path) -> No
 def test_what_is_not_of_dpexp_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(JournalError, match="no journal at"):
         Record.load(tmp_path)
-    for name, message in ((JOURNAL, "no line that can be read names a run"), (RECORD, "not a Record")):
+    for name, message in ((RECORD, "not a Record"), (JOURNAL, "no line that can be read names a run")):
         (tmp_path / name).write_bytes(os.urandom(4096))
         with pytest.raises(JournalError, match=message):
-            Record.load(tmp_path if name == JOURNAL else tmp_path / name)
+            Record.load(tmp_path)
+    with pytest.raises(JournalError, match="not a Record"):
+        Record.load(tmp_path / RECORD)
 
 
 def test_a_record_that_is_older_than_its_journal_or_broken_is_not_read(runs: Path) -> None:
