@@ -112,11 +112,8 @@ def png(figure: Figure) -> bytes:
 
 
 def label_rows(axes: Axes, labels: Sequence[str], margin: float = 0.6) -> None:
-    """Label the rows from top to bottom, with a margin above the first; a label's first line is shortened."""
-    lines = [label.partition("\n") for label in labels]
-    short = units.short_names([first for first, *_ in lines], _LABEL_LETTERS)
-    texts = [escape("".join([name, *rest])) for name, (_, *rest) in zip(short, lines, strict=True)]
-    axes.set_yticks(range(len(labels)), texts)
+    """Label the rows from top to bottom, with a margin above the first; long labels are shortened."""
+    axes.set_yticks(range(len(labels)), list(map(escape, units.short_names(labels, _LABEL_LETTERS))))
     axes.set_ylim(len(labels) - 0.4, -margin)
 
 
