@@ -137,4 +137,5 @@ def held(found: Noise) -> str:
 
 
 def _share(found: Noise, steps: str) -> str:
-    return f"{found.outliers} of {steps} hold {percent(found.share)} of the time"
+    verb = "holds" if found.outliers == 1 else "hold"
+    return f"{found.outliers} of {steps} {verb} {percent(found.share)} of the time"

@@ -61,8 +61,8 @@ def verification_section(record: Record, full: bool) -> Section | None:
         return Section("Not verified", (note or "nothing was compared with a single device",), "warn")
     if facts["passed"] and not full:
         return Section("Verified", (note,), "good") if note else None
-    steps = f"{plural(facts['steps'], 'step')} of " if facts.get("steps") else ""
-    line = f"{steps}a single device in {facts['dtype']}, relative errors: {_errors([facts])}"
+    steps = f"{plural(facts['steps'], 'step')} in " if facts.get("steps") else ""
+    line = f"compared with a single device, {steps}{facts['dtype']}; relative errors: {_errors([facts])}"
     lines = tuple(filter(None, (line, _worst(facts), facts.get("cause"), note)))
     if facts["passed"]:
         return Section("Verified", lines, "good")
