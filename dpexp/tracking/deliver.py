@@ -43,31 +43,31 @@ LOG = "delivery.log"
 RESTARTS_TAG = "dpexp.restarts"
 
 
-def deliver(store: Store, folder: Path, *, again: bool = False) -> Delivery:
-    """Deliver a journal that has ended, ``again`` from its start; how that went, whatever was raised.
+def deliver(store: Store, folder: Path) -> Delivery:
+    """Deliver a journal that has ended; how that went, whatever was raised, which the ledger has, too.
 
-    The ledger and the log have it, too. The caller holds the run's lock.
+    The caller holds the run's lock.
     """
     message = ""
-    for attempt in range(ATTEMPTS):
+    for _ in range(ATTEMPTS):
         try:
             store.open()
-            return Delivery(True, Upload(store, folder, again=again or attempt > 0).complete())
+            return Delivery(True, Upload(store, folder).complete())
         except Exception as error:  # any store, any driver
-            message = short_message(error)
-            write_log(folder, traceback.format_exc())
+            message = note_error(store, folder, error)
             if isinstance(error, StoreError | JournalError):
                 break
-    with suppress(OSError):  # the disk may be full
-        entry = ledger.read(folder).get(store.name, Entry())
-        ledger.write(folder, store.name, replace(entry, complete=False, message=message))
     return Delivery(False, message)
 
 
-def write_log(folder: Path, text: str) -> None:
-    """Append to the log beside the journal, without credentials. The first text creates it."""
-    with suppress(OSError), (folder / LOG).open("a") as log:
-        log.write(redact(text) + "\n")
+def note_error(store: Store, folder: Path, error: Exception) -> str:
+    """Note an error in the log and the ledger, which is sure of nothing then; returns it as one line."""
+    entry, message = ledger.read(folder).get(store.name, Entry()), short_message(error)
+    with suppress(OSError):  # the disk may be full
+        ledger.write(folder, store.name, replace(entry, complete=False, journal_bytes=0, message=message))
+        with (folder / LOG).open("a") as log:
+            log.write(redact("".join(traceback.format_exception(error))))
+    return message
 
 
 def closed(folder: Path) -> Record:
@@ -92,12 +92,11 @@ def is_tracked(folder: Path, record: Record) -> bool:
 class Upload:
     """One journal into one store.
 
-    Every method may raise what the store raises; then a new Upload ``again`` sends what may be missing.
+    Every method may raise what the store raises. After ``note_error`` a new Upload sends the rest.
     """
 
-    def __init__(self, store: Store, folder: Path, *, again: bool = False) -> None:
+    def __init__(self, store: Store, folder: Path) -> None:
         self.store, self.folder = store, folder
-        self._known = Entry() if again else ledger.read(folder).get(store.name, Entry())
         self._begin()
 
     def _begin(self) -> None:
@@ -186,7 +185,7 @@ class Upload:
         if self._run is None:
             experiment = self.store.experiment_id(names.fitted(self.record.experiment, "dpexp"))
             self._run = self._find(experiment) or self._create(experiment)
-            known = self._known
+            known = ledger.read(self.folder).get(self.store.name, Entry())
             if self._run.info.run_id == known.mlflow_run_id and not known.complete:
                 self._sent = known.journal_bytes
         return self._run
@@ -264,12 +263,10 @@ class Upload:
         self._log_points([*single, *self._speed_ups(record)])
         self._write_config(view)
         problem = self._write_artifacts(view)
-        experiment_tags = client.get_experiment(experiment).tags
-        if experiment_tags.get(columns.VIEW_TAG) != columns.VIEW_STATE:
-            client.set_experiment_tag(experiment, columns.VIEW_TAG, columns.VIEW_STATE)
+        client.set_experiment_tag(experiment, columns.VIEW_TAG, columns.VIEW_STATE)
         client.set_terminated(run_id, record.status.upper(), content.to_epoch_ms(record.ended))
         if (kept := self._find(experiment)) is not None and kept.info.run_id != run_id:
-            return Upload(self.store, self.folder, again=True).complete()  # another machine's run stays
+            return Upload(self.store, self.folder).complete()  # another machine's run stays
         message = "; ".join(filter(None, [self.store.where(experiment, run_id), problem]))
         self._remember(size, complete=True, message=message)
         return message

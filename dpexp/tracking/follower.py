@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +25,9 @@ from dpexp.config.process import home
 from dpexp.record.files import private_files
 from dpexp.record.journal import JOURNAL, is_open
 from dpexp.tracking import ledger
-from dpexp.tracking.deliver import Upload, deliver, write_log
+from dpexp.tracking.deliver import Upload, deliver, note_error
 from dpexp.tracking.follow import MODULE, journal_bytes
-from dpexp.tracking.store import Store, import_mlflow, short_message
+from dpexp.tracking.store import Store, import_mlflow
 
 DELIVERED, NOT_DELIVERED, NO_RUN = 0, 3, 4
 POLL_INTERVAL_S = 2.0
@@ -88,39 +88,36 @@ def _wait_for_end(journal: Path) -> None:
 
 def _deliver_live(store: Store, folder: Path, ended: threading.Event) -> None:
     """Send the points of a run while it computes, and let MLflow sample the machine, until it has ended."""
-    upload, known, again, pause_s = None, None, False, 0.0
+    upload, known, pause_s = Upload(store, folder), None, 0.0
     with ExitStack() as monitored:
         while not ended.wait(pause_s):
             try:
-                if upload is None:
+                if known is None:
                     store.open()
-                    upload = Upload(store, folder, again=again)
                 run, pause_s = upload.send_points(), POLL_INTERVAL_S
                 if run is not known:
                     monitored.close()
                     known = run
                     if run.info.status != "RUNNING":  # ranks begin again
                         store.client.update_run(run.info.run_id, status="RUNNING")
-                    _monitor(store, folder, run.info.run_id, monitored)
+                    _monitor(store, run.info.run_id, monitored)
             except Exception as error:  # any store, any driver: the last delivery reports it
-                write_log(folder, f"delivery failed, next attempt later: {short_message(error)}")
+                note_error(store, folder, error)
                 monitored.close()
-                upload, known, again, pause_s = None, None, True, RETRY_INTERVAL_S
+                upload, known, pause_s = Upload(store, folder), None, RETRY_INTERVAL_S
 
 
-def _monitor(store: Store, folder: Path, mlflow_run_id: str, monitored: ExitStack) -> None:
+def _monitor(store: Store, mlflow_run_id: str, monitored: ExitStack) -> None:
     """Let MLflow's monitor log system metrics to the run, unless the user disabled them."""
     if os.environ.get("MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING", "true").lower() in ("false", "0"):
         return
-    try:
-        from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
+    from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
 
-        make: Any = SystemMetricsMonitor
+    make: Any = SystemMetricsMonitor
+    with suppress(Exception):  # whatever the machine does not tell
         monitor = make(mlflow_run_id, SAMPLING_INTERVAL_S, resume_logging=True, tracking_uri=store.uri)
         monitor.start()
         monitored.callback(monitor.finish)
-    except Exception as error:  # whatever the machine does not tell
-        write_log(folder, f"no system metrics: {short_message(error)}")
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ class SyncResult:
 def sync(home: Path, named: Iterable[Path] | None = None, *, again: bool = False) -> Iterator[SyncResult]:
     """Deliver these runs; without any, all tracked ones that the store lacks.
 
-    With ``again`` also those that it has, from their first point. Raises StoreError when it cannot be used.
+    With ``again`` also those that it has. Raises StoreError when it cannot be used.
     """
     store = Store.from_environment(home)
     wanted, complete = [], []
@@ -58,7 +58,7 @@ def sync(home: Path, named: Iterable[Path] | None = None, *, again: bool = False
             with private_files(), ledger.lock(folder):
                 if not again and folder not in lost and ledger.state(folder, store.name) == "yes":
                     continue  # by another process, just now
-                delivery = deliver(store, folder, again=again)
+                delivery = deliver(store, folder)
             state = "delivered" if delivery.complete else NOT_DELIVERED
             yield SyncResult(folder.name, state, delivery.message)
         except (OSError, StoreError) as error:

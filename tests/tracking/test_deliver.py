@@ -251,10 +251,10 @@ def test_only_the_points_after_the_byte_that_the_ledger_remembers_are_sent(home:
     upload._log_points = sent.extend  # type: ignore[method-assign]
     upload.send_points()
     assert {point.step for point in sent} == set(range(50, 100))
-    for again in (False, True):
-        assert deliver.deliver(store_of(home), journal.folder, again=again).complete
+    for _ in range(2):
+        assert deliver.deliver(store_of(home), journal.folder).complete
     assert steps_of(uri, "resumed") == list(range(100))
-    upload = Upload(store_of(home), journal.folder, again=True)
+    upload = Upload(store_of(home), journal.folder)
     upload._log_points = pytest.fail  # type: ignore[method-assign]
     upload.send_points()
 
@@ -362,5 +362,5 @@ def test_a_run_that_is_deleted_in_mlflow_while_it_runs_is_delivered_again_from_i
     journals.step(journal, 50, 50)
     with pytest.raises(Exception, match="deleted"):
         live.send_points()
-    Upload(store_of(home), journal.folder, again=True).send_points()
+    Upload(store_of(home), journal.folder).send_points()
     assert steps_of(uri, "deleted") == list(range(100))
