@@ -1,8 +1,7 @@
 """Columns: what a link of dpexp opens: the columns of MLflow's list of runs, from the left, and first charts.
 
 MLflow keeps it as a tag of the experiment (a «shared view»), in which an order of columns needs their widths,
-too. On a page of 1,280 pixels the first five are in sight; *Exit shared view* leaves it. The charts are as
-those that MLflow makes itself: it draws lines for metrics by step, and adds all other metrics below them.
+too. On a page of 1,280 pixels the first five are in sight; *Exit shared view* leaves it.
 """
 
 import json
@@ -23,8 +22,6 @@ _WIDTHS = {
     "tags.`dpexp.execution`": 130,
     "duration": 90,
 }
-COLUMNS = tuple(column for column in _WIDTHS if column.startswith(("tags.", "metrics.")))
-"""From the left, after the name of a run and its time."""
 _SECTIONS = {
     "loss and step time": ("loss", "time_ms/step", "step_ms"),
     "Model metrics": (),
@@ -36,7 +33,7 @@ _SECTIONS = {
 
 VIEW_STATE = json.dumps(
     {
-        "selectedColumns": COLUMNS,
+        "selectedColumns": [column for column in _WIDTHS if column.startswith(("tags.", "metrics."))],
         "columnOrder": list(_WIDTHS),
         "columnWidths": _WIDTHS,
         "compareRunSections": [

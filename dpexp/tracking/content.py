@@ -11,8 +11,7 @@ artifacts             ``record.json``, the figures; a sweep's comparison in ``re
 ====================  =====================================================================
 
 MLflow compares runs by the last value of a metric, so what is compared has a name of its own beside its
-series. Its page that compares opens with the metric that a run got first: the loss, or, of a run that is
-delivered at once, the step time.
+series.
 """
 
 import json

@@ -4,7 +4,7 @@ What may be missing is sent, always. A point has the time of its journal line, s
 the same row of MLflow's table, and MLflow leaves it out::
 
     the MLflow run        found by its tag dpexp.run_id, or made
-    points                after the byte that the ledger remembers, else from the start
+    points                after the byte that the ledger remembers, else those that the store lacks
     params, tags
     of an ended journal   the summary's metrics, tables, artifacts, note, data set, figures; last the status
 
@@ -108,8 +108,6 @@ class Upload:
         self._sent = 0
         self._run: Any = None
 
-    # --- points -----------------------------------------------------------------------------------------
-
     def send_points(self) -> Any:
         """Send the points that the store may lack; returns the MLflow run, None before the first line."""
         self._read_lines()
@@ -159,9 +157,8 @@ class Upload:
         for key, value in entry.get("set", {}).items():
             if isinstance(value, dict):
                 lengths |= {name: 0 for name in self._lengths if name.startswith(f"{key}.")}
-                extended |= {
-                    f"{key}.{name}": items for name, items in value.items() if isinstance(items, list)
-                }
+                lists = {name: items for name, items in value.items() if isinstance(items, list)}
+                extended |= {f"{key}.{name}": items for name, items in lists.items()}
         self._cut({key: length for key, length in lengths.items() if length < self._lengths.get(key, 0)})
         for key, values in extended.items():
             name, start = content.metric_key(key), self._lengths.get(key, 0)
@@ -177,8 +174,6 @@ class Upload:
         kept = {content.metric_key(key): length for key, length in lengths.items()}
         if kept:
             self._read = [(end, p) for end, p in self._read if p.step < kept.get(p.key, p.step + 1)]
-
-    # --- the MLflow run ---------------------------------------------------------------------------------
 
     def _attach(self) -> Any:
         """The MLflow run of this journal, with what the ledger knows of it."""
@@ -245,8 +240,6 @@ class Upload:
         info = self._run.info
         entry = Entry(info.experiment_id, info.run_id, complete, size, message)
         ledger.write(self.folder, self.store.name, entry)
-
-    # --- the end ----------------------------------------------------------------------------------------
 
     def complete(self) -> str:
         """Send everything; returns where it is, and what could not be drawn.

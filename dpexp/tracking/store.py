@@ -141,9 +141,8 @@ class Store:
                 if experiment is None:
                     raise
         if experiment.lifecycle_stage != "active":
-            restore = f"mlflow experiments restore -x {experiment.experiment_id}"
-            message = f"experiment '{name}' was deleted in {self.name}: restore it with `{restore}`"
-            raise StoreError(f"{message}, or give --experiment another name")
+            how = f"`mlflow experiments restore -x {experiment.experiment_id}`, or give --experiment another"
+            raise StoreError(f"experiment '{name}' was deleted in {self.name}: restore it with {how}")
         return str(experiment.experiment_id)
 
     def runs(self) -> dict[str, Any]:
@@ -248,12 +247,12 @@ def _check_schema(path: Path) -> None:
     newest, known = _schemas()
     if found in newest:
         return
+    than = f"MLflow (schema {found}) than the installed {mlflow.__version__}"
     if found in known:
-        older = f"has an older schema ({found}) than MLflow {mlflow.__version__}: back it up, then run"
         address = shlex.quote(f"sqlite:///{path}")
-        raise StoreError(f"the store {path} {older}: mlflow db upgrade {address}")
-    newer = f"was written by a newer MLflow (schema {found}) than the installed {mlflow.__version__}"
-    raise StoreError(f"the store {path} {newer}: update mlflow, or name another store")
+        how = f"back it up, then run: mlflow db upgrade {address}"
+        raise StoreError(f"the store {path} was written by an older {than}: {how}")
+    raise StoreError(f"the store {path} was written by a newer {than}: update mlflow, or name another store")
 
 
 @functools.cache

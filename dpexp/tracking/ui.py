@@ -49,7 +49,11 @@ def server(store: Store, host: str, port: int) -> Iterator[str]:
 
     The store's address is passed in the environment, where no process list shows it.
     """
-    _check_address(host, port)
+    try:
+        socket.create_server((host, port)).close()  # on a port in use MLflow itself would exit with code 0
+    except OSError as error:
+        where, reason = f"port {port} of {printable_line(host)}", error.strerror or error
+        raise StoreError(f"{where} cannot be used ({reason}): choose another --port or --host") from None
     store.open()
     environment = CLIENT_DEFAULTS | os.environ
     environment |= {"MLFLOW_BACKEND_STORE_URI": store.uri, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
@@ -78,19 +82,6 @@ def server(store: Store, host: str, port: int) -> Iterator[str]:
             raise StoreError(f"the MLflow server ended with code {process.returncode}: {_last_line(log)}")
         finally:
             _stop(process)
-
-
-def _check_address(host: str, port: int) -> None:
-    """Raises StoreError unless the port of the host is free: MLflow itself would exit with code 0."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-            probe.listen(1)
-        except OSError as error:
-            where = f"port {port} of {printable_line(host)}"
-            reason = error.strerror or error
-            raise StoreError(f"{where} cannot be used ({reason}): choose another --port or --host") from None
 
 
 def _wait_until_up(process: subprocess.Popen[bytes], base: str, log: IO[bytes]) -> None:
