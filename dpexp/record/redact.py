@@ -24,8 +24,8 @@ _LOGIN = re.compile(r"(?<=://)(?:[^\s:/?#]*:\S*|[^\s/?#]+)(?=@)")
 _WORD = r"(?i:[\w-]*(?:token|password|passwd|pwd|secret|key|sig|signature))"
 _ASSIGNED = re.compile(rf"((?:[?&;]|--){_WORD}=|\b[A-Z0-9_]*(?:TOKEN|PASSWORD|SECRET|KEY)=)[^&\s\"'<>]+")
 _OPTION = re.compile(rf"--?{_WORD}")
-_MANY = ("shapes", "device_map")
-"""The keys of a Record with many rows, which have names of modules and devices only."""
+_WITHOUT = ("shapes", "device_map", "run_id", "started", "ended", "status", "strategy", "execution")
+"""The keys of a Record whose texts are names of modules and devices, or of dpexp's own choice."""
 
 
 def redact(text: str) -> str:
@@ -34,10 +34,10 @@ def redact(text: str) -> str:
 
 
 def redact_values(values: dict[str, Any]) -> dict[str, Any]:
-    """What a journal sets, by key of the Record, without credentials; keys and numbers stay as they are."""
+    """What a journal sets, by key of the Record, without credentials; keys, numbers and a status stay."""
     clean = functools.cache(_redactor)  # made for the first text: most lines have only numbers
     return {
-        key: each if key in _MANY else _walked(each, lambda text: clean()(text))
+        key: each if key in _WITHOUT else _walked(each, lambda text: clean()(text))
         for key, each in values.items()
     }
 
