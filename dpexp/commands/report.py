@@ -80,7 +80,7 @@ def _chosen(names: list[str], related: list[Related]) -> tuple[list[Path], list[
     run alone for those that belong with it.
     """
     if not names and not related:
-        raise ConfigError(f"no run yet in {home() / 'runs'}: {command('run')} hybrid makes one")
+        raise ConfigError(f"no run to compare in {home() / 'runs'}: {command('run')} hybrid makes one")
     if not names:
         newest = next((one for one in related if one.configs > 1), related[0])
         return [*newest.runs], [one for one in related if one is not newest]

@@ -25,6 +25,7 @@ from dpexp.record.files import JournalError
 from dpexp.record.record import Record
 from dpexp.record.steps import spread, typical
 from dpexp.record.view import RecordView
+from dpexp.report import units
 from dpexp.report.intervals import Interval, ratio_interval
 from dpexp.report.layout import accelerator_names
 
@@ -166,7 +167,7 @@ class Comparison:
             differences += "; one --model for all makes them comparable"
         emulated = "emulated devices share one CPU, so that their times are not those of real devices"
         unsplit = "a wrapper that passed through has split nothing"
-        hosts = "; ".join(_distinct(", ".join(machine[:2]) for machine in machines))
+        hosts = "; ".join(units.counted(machine, ", ") for machine in machines)
         reasons = [
             (kinds, f"{' and '.join(kinds)} runs", emulated if "virtual" in kinds else unsplit),
             (machines, "runs of different machines", hosts),

@@ -73,7 +73,7 @@ def _group(group: Group, number: int) -> Section:
     cells, key = shown_cells(group), group.key
     names = labels(cells)
     about = (
-        f"{key.execution} on {', '.join(key.machine)}; model {key.work[0]}, data {key.work[1]}, "
+        f"{key.execution} on {units.counted(key.machine, ', ')}; model {key.work[0]}, data {key.work[1]}, "
         f"{plural(group.cells[0].rows, 'row')}; {dates(cells)}"
     )
     lines = (about, _fastest(names, cells), *_caveats(group, names, cells))

@@ -195,7 +195,7 @@ def test_many_cells_are_cut_to_the_fastest_and_the_baseline(save: Save) -> None:
 
 def elsewhere() -> Record:
     record = whole(2)
-    record.environment |= {"host": "cluster", "cpu": "Another CPU"}
+    record.environment |= {"host": "cluster", "cpu": "Another CPU", "accelerators": [{"name": "H200"}] * 8}
     return record
 
 
@@ -204,7 +204,7 @@ def elsewhere() -> Record:
     [
         (partial(whole, 2, virtual=False), "virtual and real runs .* emulated devices share one CPU"),
         (partial(whole, 2, execution="passthrough"), "virtual and passthrough runs .* share one CPU"),
-        (elsewhere, "runs of different machines .*: laptop, A CPU; cluster, Another CPU"),
+        (elsewhere, "runs of different machines .*: laptop, A CPU; cluster, Another CPU, 8 × H200$"),
         (hybrid, "runs that do different work .*: model linear / embedding; one --model for all makes"),
     ],
 )
