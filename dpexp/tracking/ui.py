@@ -52,8 +52,10 @@ def server(store: Store, host: str, port: int) -> Iterator[str]:
     try:
         socket.create_server((host, port)).close()  # on a port in use MLflow itself would exit with code 0
     except OSError as error:
-        where, reason = f"port {port} of {printable_line(host)}", error.strerror or error
-        raise StoreError(f"{where} cannot be used ({reason}): choose another --port or --host") from None
+        where, reason = f"port {port} of {printable_line(host)}", str(error.strerror or error)
+        raise StoreError(
+            f"{where} cannot be used ({reason.partition(' (')[0]}): choose another --port or --host"
+        ) from None
     store.open()
     environment = CLIENT_DEFAULTS | os.environ
     environment |= {"MLFLOW_BACKEND_STORE_URI": store.uri, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}

@@ -69,17 +69,15 @@ class Proxy:
     """A proxy between client and server whose network can fail.
 
     ``down`` refuses connections until ``up``. With a ``fault`` the server gets no request, and the answer is
-    500 (``500``), nothing (``hang``), or a reset of the connection (``reset``). After
-    ``swallow_after`` requests (negative: never) requests arrive and answers do not. ``requests`` counts those
-    that went to the server, ``refused`` those with a fault; ``received`` holds the bytes that clients sent.
+    500 (``500``), nothing (``hang``), or a reset of the connection (``reset``); ``refused`` counts these.
+    ``received`` holds the bytes that clients sent.
     """
 
     def __init__(self, target: int) -> None:
         self.target = target
         self.port = free_port()
         self.fault = ""
-        self.swallow_after = -1
-        self.requests = self.refused = 0
+        self.refused = 0
         self.received = b""
         self._listener: socket.socket | None = None
         self._open: list[socket.socket] = []
@@ -129,8 +127,6 @@ class Proxy:
                         continue
                     break
                 self.received = (self.received + data)[-(1 << 20) :]
-                if data.startswith((b"GET", b"POST", b"PUT", b"PATCH")):
-                    self.requests += 1
                 server.sendall(data)
 
     def _fail(self, client: socket.socket) -> bool:
@@ -146,8 +142,6 @@ class Proxy:
     def _answer(self, server: socket.socket, client: socket.socket) -> None:
         with contextlib.suppress(OSError):
             while data := server.recv(1 << 16):
-                if 0 <= self.swallow_after < self.requests:
-                    break
                 client.sendall(data)
         with contextlib.suppress(OSError):
             client.shutdown(socket.SHUT_RDWR)

@@ -14,7 +14,7 @@ from pathlib import Path
 import journals
 import psutil
 import pytest
-from command_lines import ROOT, SCRIPT, Command, script, shared, wait
+from command_lines import SCRIPT, Command, script, shared, wait
 from launching import words
 from mlflow_reader import everything, losses, only_run, steps_of
 from servers import Proxy, mlflow_server
@@ -165,43 +165,6 @@ def test_kills_at_random_moments_break_nothing(dpexp_home: Path, tmp_path: Path)
         record = fold(folder / JOURNAL)
         assert losses(uri, folder.name) == record.steps.get("loss", [])
         assert everything(uri, folder.name)["status"] == record.status.upper() != "RUNNING"
-
-
-@pytest.mark.parametrize("answered", [3, 7, 12])
-@pytest.mark.usefixtures("patient_client")
-def test_requests_whose_answers_are_lost_are_not_done_twice(
-    dpexp_home: Path, proxy: Proxy, server: int, monkeypatch: pytest.MonkeyPatch, answered: int
-) -> None:
-    """The server carries out every request, but the client receives no answer, not even to create_run."""
-    run_id = f"swallowed{answered}"
-    folder = journals.complete(dpexp_home / "runs", run_id, steps=100).parent
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", proxy.address)
-    store = Store.from_environment(dpexp_home)
-    store.open()
-    proxy.swallow_after = proxy.requests + answered
-    with pytest.raises(Exception, match=r"HTTPConnectionPool|Connection|API request"):
-        Upload(store, folder).complete()
-    proxy.swallow_after = -1
-    Upload(store, folder).complete()
-    address = f"http://127.0.0.1:{server}"
-    assert steps_of(address, run_id) == list(range(100))
-    assert everything(address, run_id)["status"] == "FINISHED"
-
-
-@pytest.mark.usefixtures("patient_client")
-def test_two_machines_that_deliver_one_journal_create_one_run(tmp_path: Path, server: int) -> None:
-    address = f"http://127.0.0.1:{server}"
-    (tmp_path / "usb").mkdir()
-    journals.complete(tmp_path / "usb" / "runs", "copied")
-    syncs = []
-    for name in ("a", "b"):
-        (tmp_path / name).mkdir()
-        command = (str(ROOT / "scripts" / "runs.py"), "sync", str(tmp_path / "usb" / "runs" / "copied"))
-        syncs.append(shared().start(*command, DPEXP_HOME=str(tmp_path / name), MLFLOW_TRACKING_URI=address))
-    for sync in syncs:
-        output = wait(sync)
-        assert sync.returncode == 0, output
-    assert steps_of(address, "copied") == list(range(100))
 
 
 @pytest.mark.usefixtures("patient_client")

@@ -67,7 +67,7 @@ def test_a_sweep_that_is_not_tracked_keeps_its_runs_off_the_store_until_they_are
     assert not mlflow_runs(uri, "sweep")
 
 
-@pytest.mark.parametrize("text", ["", "{", '{"store": 5}', '{"store": {"mlflow_run_id": 5, "other": 1}}'])
+@pytest.mark.parametrize("text", ["{", '{"store": 5}'])
 def test_a_ledger_that_cannot_be_read_is_made_again(runs: Path, uri: str, text: str) -> None:
     finish(journals.complete(runs, "one"))
     synced()
