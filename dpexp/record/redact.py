@@ -1,8 +1,9 @@
 """Redaction: credentials are removed from what is written to a journal or a log, or shown.
 
 A credential is the value of an environment variable with a secret's name (``HF_TOKEN``, ``DB_PASSWORD``), a
-login in a URL, or what an option or a query calls one (``--api-key=…``, ``?token=…``). The value of a
-variable is searched for if it has ``SHORTEST`` characters: a shorter one occurs in ordinary texts.
+login in a URL, or what an option, a query or an argument of a factory calls one (``--api-key=…``,
+``?token=…``, ``model.py:make:password=…``). The value of a variable is searched for if it has ``SHORTEST``
+characters: a shorter one occurs in ordinary texts.
 """
 
 import functools
@@ -22,7 +23,10 @@ _SECRET_NAME = re.compile(
 # A password may hold / and @, as SQLAlchemy allows: it ends at the last @ of its word.
 _LOGIN = re.compile(r"(?<=://)(?:[^\s:/?#]*:\S*|[^\s/?#]+)(?=@)")
 _WORD = r"(?i:[\w-]*(?:token|password|passwd|pwd|secret|key|sig|signature))"
-_ASSIGNED = re.compile(rf"((?:[?&;]|--){_WORD}=|\b[A-Z0-9_]*(?:TOKEN|PASSWORD|SECRET|KEY)=)[^&\s\"'<>]+")
+_ASSIGNED = re.compile(
+    rf"((?:[?&;]|--){_WORD}=|[:,]\w*(?:password|secret|api_?key)=|\b[A-Z0-9_]*(?:TOKEN|PASSWORD|SECRET|KEY)=)"
+    r"[^&\s\"'<>]+"
+)
 _OPTION = re.compile(rf"--?{_WORD}")
 _WITHOUT = ("shapes", "device_map", "run_id", "started", "ended", "status", "strategy", "execution")
 """The keys of a Record whose texts are names of modules and devices, or of dpexp's own choice."""

@@ -47,6 +47,7 @@ def test_the_value_of_a_secret_variable_is_hidden_however_it_is_written(secret: 
         ("s3://b?X-Amz-Signature=abc", "s3://b?X-Amz-Signature=***"),
         ("train.py --api-key=abc --steps=3", "train.py --api-key=*** --steps=3"),
         ("HF_TOKEN=abc python train.py", "HF_TOKEN=*** python train.py"),
+        ("mine.py:make:rows=3,api_key=abc", "mine.py:make:rows=3,api_key=***"),
         ("mail me@example.org", "mail me@example.org"),
         ("see http://localhost:5000/#/x; mail joe@example.com",) * 2,
         ("https://mlflow.example.com:8443/api?x=1#y and https://example.com/a@b",) * 2,
