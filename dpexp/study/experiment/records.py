@@ -9,6 +9,7 @@ from dpexp.config.names import cell_title
 from dpexp.config.strategy_registry import REFERENCE
 from dpexp.record.record import Record, Row
 from dpexp.record.view import RecordView
+from dpexp.report.compare import group_key
 
 RECORDS = "records"
 """The folder of an experiment with its committed Records."""
@@ -60,21 +61,21 @@ def measured_runs(records: Mapping[str, Record]) -> dict[str, list[MeasuredRun]]
 
 
 def speed_ups(runs: Mapping[str, Record]) -> list[Row]:
-    """``{run, speed_up}`` of each run over the single device of its round, for the same global batch.
+    """``{run, speed_up}`` of each run over the single device of its round that did the same work.
 
     ``runs`` are the Records by name.
     """
-    by_round: dict[str, list[Record]] = {}
-    for name, record in runs.items():
-        by_round.setdefault(name.rpartition(".r")[2], []).append(record)
-    rows = []
-    for records in by_round.values():
-        single = next((RecordView(each).usual for each in records if each.strategy == REFERENCE), None)
-        for record in records:
-            usual = RecordView(record).usual
-            if single is not None and usual is not None and usual.rows == single.rows and usual.median:
-                rows.append({"run": record.run_id, "speed_up": single.median / usual.median})
-    return rows
+    found = [
+        ((name.rpartition(".r")[2], record.config.get("seed"), group_key(record)), record, usual)
+        for name, record in runs.items()
+        if (usual := RecordView(record).usual) is not None
+    ]
+    singles = {key: usual.median for key, record, usual in found if record.strategy == REFERENCE}
+    return [
+        {"run": record.run_id, "speed_up": singles[key] / usual.median}
+        for key, record, usual in found
+        if key in singles and usual.median
+    ]
 
 
 def machine_kind(records: Mapping[str, Record]) -> str:

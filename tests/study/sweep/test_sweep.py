@@ -55,10 +55,15 @@ def test_a_runs_speed_up_is_over_the_single_device_of_its_round() -> None:
             ("single.r1", "single", 4),
             ("two.r1", "whole", 2),
             ("two.r2", "whole", 8),
+            ("single-model_wide.r1", "single", 40),
+            ("two-model_wide.r1", "whole", 80),
         )
     }
+    for name, record in records.items():
+        record.config["model"] = "wide" if "wide" in name else "linear"
     found = {row["run"]: row["speed_up"] for row in speed_ups(records)}
-    assert found == {"single.r1": 1, "two.r1": pytest.approx(2)}  # the second round has no single device
+    of_wide = {"single-model_wide.r1": 1, "two-model_wide.r1": pytest.approx(0.5)}
+    assert found == {"single.r1": 1, "two.r1": pytest.approx(2)} | of_wide, "the second round has no single"
 
 
 def test_a_failed_run_does_not_stop_the_sweep_and_resume_runs_only_it(experiment: Experiment) -> None:
