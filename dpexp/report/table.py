@@ -72,9 +72,11 @@ def verdict(speed_up: Interval) -> str:
 def _group(group: Group, number: int) -> Section:
     cells, key = shown_cells(group), group.key
     names = labels(cells)
+    config, rows = group.cells[0].first.config, plural(group.cells[0].rows, "row")
+    forward = ", forward only" if config.get("eval") else ""
     about = (
-        f"{key.execution} on {units.counted(key.machine, ', ')}; model {key.work[0]}, data {key.work[1]}, "
-        f"{plural(group.cells[0].rows, 'row')}; {dates(cells)}"
+        f"{key.execution} on {units.counted(key.machine, ', ')}; model {config.get('model')}, "
+        f"data {config.get('data')}, {rows}, {config.get('dtype')}{forward}; {dates(cells)}"
     )
     lines = (about, _fastest(names, cells), *_caveats(group, names, cells))
     columns = {
@@ -92,8 +94,7 @@ def _group(group: Group, number: int) -> Section:
         elif figure.name != "efficiency" or is_scaled:  # emulated devices share one CPU
             title = f"{figure.title} {figure.unit} [IQR] n" if figure.is_sampled else figure.title
             columns[title] = [_text(cell, figure, group.baseline) for cell in cells]
-    rows = tuple(zip(*columns.values(), strict=True))
-    table = Table(tuple(columns), rows, len(group.cells) - len(cells))
+    table = Table(tuple(columns), tuple(zip(*columns.values(), strict=True)), len(group.cells) - len(cells))
     return Section(f"Comparison {number}: {plural(len(group.cells), 'config')}", lines, table=table)
 
 
