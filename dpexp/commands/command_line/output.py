@@ -7,6 +7,9 @@ import typer
 
 from dpexp.config.printable import printable
 
+_PLAIN = str.maketrans("█·×µ…", "#.xu~")
+"""What stands for these characters where an encoding lacks one of them."""
+
 
 def say(text: str, *, err: bool = False, nl: bool = True, file: IO[Any] | None = None) -> None:
     """Print plain text, JSON or CSV on stdout or stderr; a terminal obeys nothing in it."""
@@ -19,6 +22,7 @@ def show_report(report: str, file: IO[Any] | None = None) -> None:
 
 
 def _encodable(text: str, stream: IO[Any]) -> str:
-    """The text with a question mark for each character that the stream's encoding has not."""
+    """The text in plainer characters where the stream's encoding needs it; others become question marks."""
     encoding = getattr(stream, "encoding", None) or "utf-8"
-    return text.encode(encoding, "replace").decode(encoding)
+    found = text.encode(encoding, "replace").decode(encoding)
+    return found if found == text else text.translate(_PLAIN).encode(encoding, "replace").decode(encoding)
