@@ -51,9 +51,10 @@ _DPEXP = Path(__file__).resolve().parents[1]
 def dry_run(config: RunConfig, *, with_work: bool = False) -> Row:
     """Predict an epoch of the run. Raises ConfigError as a run does, and for a layout that mixes devices.
 
-    As in a Record: name, execution, config, devices, device_map. ``splits``: how an epoch's batches are split
-    over replicas, for each wrapped module, or over ranks. ``shapes`` of a full batch and the last one of an
-    epoch; ``memory``: bytes of parameters and buffers by device. ``note``: what was not predicted.
+    As in a Record: name, execution, config, devices, device_map. ``batches``: how many an epoch has, by their
+    rows. ``splits``: how they are split over replicas, for each wrapped module, or over ranks. ``shapes`` of
+    a full batch and the last one of an epoch; ``memory``: bytes of parameters and buffers by device.
+    ``note``: what was not predicted.
     ``with_work`` adds ``work``, the floating-point operations of a step, where they can be predicted.
     """
     prepared = prepare(config, one_batch=False, planned=True)
@@ -76,6 +77,7 @@ def dry_run(config: RunConfig, *, with_work: bool = False) -> Row:
         "config": config.to_dict(),
         "devices": {"requested": list(selection.requested), **used},
         "device_map": prediction.device_map,
+        "batches": counts,
         "splits": _splits(prediction, _rank_labels(config.options, ranks), counts),
         "shapes": prediction.shapes,
         "memory": prediction.memory,

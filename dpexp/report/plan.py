@@ -19,7 +19,7 @@ def plan_sections(planned: Row, *, full: bool = False) -> list[Section]:
     for name in ("execution", "config", "devices", "device_map", "shapes"):
         setattr(record, name, planned[name])
     view, splits = RecordView(record), planned["splits"]
-    shapes = shapes_section(list(_numbered(view.batches, splits)))
+    shapes = shapes_section(list(_numbered(view.batches, planned["batches"])))
     if shapes is not None and planned["note"]:
         shapes = replace(shapes, lines=(planned["note"], *shapes.lines))
     parts = [_split_section(splits), shapes, device_map_section(view)]
@@ -47,9 +47,8 @@ def _split(row: Row) -> str:
     return f"{batches} -> {pieces} on {units.span(row['devices'])}"
 
 
-def _numbered(groups: list[Batches], splits: list[Row]) -> Iterator[Batches]:
+def _numbered(groups: list[Batches], counts: dict[int, int]) -> Iterator[Batches]:
     """The batches with their numbers in an epoch: a full one stands for all of its size."""
-    counts = {row["rows"]: row["batches"] for row in splits}
     first = 0
     for group in groups:
         count = counts.get(group.rows, len(group.numbers))

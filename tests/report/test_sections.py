@@ -235,9 +235,13 @@ def test_a_dry_run_of_64_replicas_and_12_layers_fits_on_a_screen() -> None:
     names = ("name", "execution", "config", "devices", "device_map", "shapes")
     split = {"module": "", "rows": 512, "batches": 3, "pieces": [8] * 64, "devices": record.devices["used"]}
     planned = {name: getattr(record, name) for name in names} | {"note": "a note"}
+    planned["batches"] = {512: 3, 100: 1}
     planned["splits"] = [split, split | {"rows": 100, "batches": 1}]
     text = terminal.terminal_text(plan.plan_sections(planned), width=80)
     assert len(text.splitlines()) <= 40
     assert "batches 0-2: 512 rows -> 64 × 8" in text
     assert "(model): 3 batches of 512 rows -> 64 × 8 on cpu:0 … cpu:63" in text
     assert "layers.0-11.linear" in text
+    text = terminal.terminal_text(plan.plan_sections(planned | {"splits": []}), width=80)
+    assert "none: no batch is split" in text
+    assert "batches 0-2: 512 rows" in text
