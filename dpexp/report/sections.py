@@ -95,7 +95,9 @@ def _verdict(view: RecordView, findings: Sequence[Finding]) -> str:
         parts.append(f"{units.ms(usual.median)} per step, IQR {units.ms(usual.iqr)}, n {usual.n}")
     if view.interruptions is not None:
         parts.append(f"interrupted: {units.held(view.interruptions)}")
-    return "; ".join([*parts, *(finding.name for finding in findings[:1])])
+    unnamed = "" if view.interruptions is None else "unsteady steps"
+    names = [finding.name for finding in findings if finding.name != unnamed]
+    return "; ".join([*parts, *names[:1]])
 
 
 def _config(record: Record) -> str:
@@ -211,7 +213,7 @@ def _phases(view: RecordView) -> Section | None:
         )
         rows = tuple(("  " * phase.depth + phase.name, _phase_text(phase)) for phase in phases)
         line = f"medians of {steps}, without shares: {why}"
-        return Section(title, (line,), "warn", Table(("phase", "time [IQR]"), rows))
+        return Section(title, (line,), "warn", Table(("phase", "time"), rows))
     line = f"share of a step on average, and medians, of {steps}"
     if coverage is not None:
         line += f"; the phases cover {units.percent(coverage)} of it"

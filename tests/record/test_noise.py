@@ -57,6 +57,7 @@ def test_a_run_with_a_few_interruptions_is_judged_and_they_are_named() -> None:
     record = timed(HELD)
     verdict = report.summary(record, width=300, full=True).splitlines()[1]
     assert "per step, IQR 10 µs, n 80; interrupted: 4 of 80 steps hold 68% of the time" in verdict
+    assert "unsteady steps" not in verdict
     assert RecordView(record).noise is None
     assert "cannot be judged" not in [found.name for found in findings_of(record)]
 
