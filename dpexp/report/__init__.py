@@ -44,10 +44,8 @@ def note(record: Record | RecordView) -> str:
 def html(record: Record | RecordView) -> str:
     """The report and the timeline as one self-contained HTML fragment: a notebook's rich display."""
     from dpexp.report.page import fragment
-    from dpexp.report.timeline import timeline_steps, typical_step
 
-    view = RecordView.of(record)
-    return fragment(view, typical_step(view, timeline_steps(view)))
+    return fragment(RecordView.of(record))
 
 
 def write_files(record: Record | RecordView, folder: Path) -> list[Path]:
@@ -60,15 +58,13 @@ def write_files(record: Record | RecordView, folder: Path) -> list[Path]:
     from dpexp.report.figures import layout_figure, phases_figure
     from dpexp.report.page import timeline_page
     from dpexp.report.style import png
-    from dpexp.report.timeline import timeline_steps, typical_step
 
     view = RecordView.of(record)
     folder.mkdir(parents=True, exist_ok=True)
     contents = {}
-    steps = timeline_steps(view)
-    if (step := typical_step(view, steps)) is not None:
-        trace = json.dumps(chrome_trace(view.record, steps), separators=(",", ":"))
-        contents = {"timeline.html": timeline_page(view, step).encode(), "trace.json": trace.encode()}
+    if view.record.timeline:
+        trace = json.dumps(chrome_trace(view), separators=(",", ":"))
+        contents = {"timeline.html": timeline_page(view).encode(), "trace.json": trace.encode()}
     for name, figure in {"phases.png": phases_figure(view), "layout.png": layout_figure(view)}.items():
         if figure is not None:
             contents[name] = png(figure)

@@ -6,19 +6,20 @@ the format is described at https://docs.google.com/document/d/1CvAClvFfyA5R-PhYU
 
 from typing import Any
 
-from dpexp.record.record import Record, Row
-from dpexp.report.timeline import TimelineStep
+from dpexp.record.record import Row
+from dpexp.record.view import RecordView
+from dpexp.report.timeline import timeline_steps
 
 STEPS = 0
 """The process of the steps; the devices' processes follow."""
 
 
-def chrome_trace(record: Record, steps: list[TimelineStep]) -> dict[str, Any]:
+def chrome_trace(view: RecordView) -> dict[str, Any]:
     """The trace as one JSON object: the steps, and the devices with their lanes."""
-    processes: dict[str, int] = {}
+    record, processes = view.record, dict[str, int]()
     threads: dict[tuple[str, int], int] = {}
     found: list[Row] = [_name("process_name", STEPS, 0, f"{record.name or record.run_id}: steps")]
-    for step in steps:
+    for step in timeline_steps(view):
         found.append(
             _complete(f"step {step.number}", "step", (STEPS, 0), step.start, step.ms, {"rows": step.rows})
         )

@@ -15,7 +15,7 @@ from dpexp.report import style, units
 from dpexp.report.section import Bar, Section
 from dpexp.report.sections import sections
 from dpexp.report.timeline import Bar as TimelineBar
-from dpexp.report.timeline import Lane, TimelineStep
+from dpexp.report.timeline import Lane, TimelineStep, typical_step
 
 LEVEL_PX = 22
 """The height of a level of a lane, as ``page.css`` has it."""
@@ -23,18 +23,18 @@ LANE_LETTERS = 22
 """Longer names of lanes are shortened."""
 
 
-def timeline_page(view: RecordView, step: TimelineStep) -> str:
-    """A complete page that shows this step."""
+def timeline_page(view: RecordView) -> str:
+    """A complete page that shows a typical step."""
     record = view.record
     title = f"{record.strategy} · {record.execution} · {record.name or record.run_id}"
-    return document(title, picture(view, step))
+    return document(title, picture(view))
 
 
-def fragment(view: RecordView, step: TimelineStep | None) -> str:
-    """The sections of a run and this step, for a notebook."""
+def fragment(view: RecordView) -> str:
+    """The sections of a run and a typical step, for a notebook."""
     parts = [section(part) for part in sections(view, full=True)]
-    if step is not None:
-        parts.append(f"<h4>Timeline of a step</h4>{picture(view, step)}")
+    if shown := picture(view):
+        parts.append(f"<h4>Timeline of a step</h4>{shown}")
     return f'<div class="dpexp"><style>{_css()}</style>{"".join(parts)}</div>'
 
 
@@ -95,9 +95,11 @@ def _bar_row(bar: Bar) -> str:
 # --- a step --------------------------------------------------------------------------------------
 
 
-def picture(view: RecordView, step: TimelineStep) -> str:
-    """A step as lanes of bars under an axis in ms, with a legend that has the medians of its phases."""
-    colors = style.of_run(view)
+def picture(view: RecordView) -> str:
+    """A typical step as lanes of bars under an axis, with a legend that has the medians of its phases."""
+    colors, step = style.of_run(view), typical_step(view)
+    if step is None:
+        return ""
     rows = f", {plural(step.rows, 'row')}" if step.rows else ""
     text = (
         f"step {step.number}{rows}: {units.ms(step.ms)}; it is the most typical of "
@@ -109,10 +111,10 @@ def picture(view: RecordView, step: TimelineStep) -> str:
         for phase in view.phases
     )
     names = units.short_names([lane.name for lane in step.lanes], LANE_LETTERS)
-    lanes = (_lane(name, lane, step.ms, colors) for name, lane in zip(names, step.lanes, strict=True))
+    lanes = (_lane(name, lane, step, colors) for name, lane in zip(names, step.lanes, strict=True))
     return (
         f'<p>{text}</p><p class="legend">{legend}</p>'
-        f'<div class="lanes"><b></b><div class="axis">{_axis(step.ms)}</div>{"".join(lanes)}</div>'
+        f'<div class="lanes"><b></b><div class="axis">{_axis(step.end)}</div>{"".join(lanes)}</div>'
     )
 
 
@@ -126,9 +128,9 @@ def _axis(ms: float) -> str:
     return "".join(f'<i style="left:{100 * tick / ms:.2f}%">{units.ms(tick)}</i>' for tick in ticks)
 
 
-def _lane(name: str, lane: Lane, step_ms: float, colors: dict[str, str]) -> str:
+def _lane(name: str, lane: Lane, step: TimelineStep, colors: dict[str, str]) -> str:
     bars = "".join(
-        _bar(bar, number, step_ms, colors[bar.phase])
+        _bar(bar, number, step, colors[bar.phase])
         for number, level in enumerate(lane.levels)
         for bar in level
         if bar.ms
@@ -137,11 +139,11 @@ def _lane(name: str, lane: Lane, step_ms: float, colors: dict[str, str]) -> str:
     return f'<b>{in_html(name)}</b><div class="track" style="height:{height}px">{bars}</div>'
 
 
-def _bar(bar: TimelineBar, level: int, step_ms: float, color: str) -> str:
+def _bar(bar: TimelineBar, level: int, step: TimelineStep, color: str) -> str:
     """A bar; on hover its phase, device and time are shown."""
-    time = f"{units.ms(bar.ms)}, {units.percent(bar.ms / step_ms)} of the step"
+    time = f"{units.ms(bar.ms)}, {units.percent(bar.ms / step.ms)} of the step"
     facts = (f"{bar.phase}, {bar.owner}".removesuffix(", "), f"on {bar.device}", time)
-    left, width = 100 * bar.start / step_ms, 100 * bar.ms / step_ms
+    left, width = 100 * bar.start / step.end, 100 * bar.ms / step.end
     look = f"left:{left:.3f}%;width:{width:.3f}%;top:{LEVEL_PX * level}px;background:{color}"
     title, name = in_html("\n".join(facts)), in_html(bar.name)
     return f'<span class="bar" style="{look};color:{style.ink(color)}" title="{title}"><i>{name}</i></span>'

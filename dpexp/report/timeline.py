@@ -1,6 +1,7 @@
 """The phase-timed steps as lanes of bars.
 
-    cpu:0              |scatter|replicate|parallel_apply      |gather|loss|…
+    cpu                |scatter|replicate|parallel_apply      |
+    cpu:0                                                     |gather|loss|…
     cpu:0 replica 0                      |0----------|
     cpu:1 replica 1                      |1-----------------|
 
@@ -8,9 +9,9 @@
                                     |compute----|
                                            |allreduce---------|
 
-A phase is drawn on the device that it ends on, and those of a rank in the one lane of that rank. A replica
-has a lane on its device. A phase inside another, or at the same time, stands on a further level of its lane.
-The page, the notebook and the Chrome trace show these bars.
+A phase is drawn on its device, the host where it has several, and those of a rank in the one lane of that
+rank. A replica has a lane on its device. A phase inside another, or at the same time, stands on a further
+level of its lane. The page, the notebook and the Chrome trace show these bars.
 """
 
 import statistics
@@ -75,6 +76,12 @@ class TimelineStep:
     phases: dict[str, float]
     lanes: list[Lane]
 
+    @property
+    def end(self) -> float:
+        """The end of its last bar: other ranks may end after the first, whose time is that of the step."""
+        bars = (bar for lane in self.lanes for level in lane.levels for bar in level)
+        return max([self.ms, *(bar.start + bar.ms for bar in bars)])
+
 
 def timeline_steps(view: RecordView) -> list[TimelineStep]:
     """Every phase-timed step of a Record, in order."""
@@ -84,9 +91,9 @@ def timeline_steps(view: RecordView) -> list[TimelineStep]:
     return [_step(view, number, rows) for number, rows in sorted(by_step.items())]
 
 
-def typical_step(view: RecordView, steps: list[TimelineStep]) -> TimelineStep | None:
+def typical_step(view: RecordView) -> TimelineStep | None:
     """The step whose time and phases lie nearest to their medians, of those that medians are of."""
-    numbers = view.usual_numbers
+    numbers, steps = view.usual_numbers, timeline_steps(view)
     usual = [step for step in steps if numbers is None or step.number in numbers] or steps
     names = {name for step in usual for name in step.phases}
     medians = {name: statistics.median(step.phases.get(name, 0.0) for step in usual) for name in names}

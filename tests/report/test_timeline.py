@@ -61,9 +61,18 @@ def test_the_typical_step_is_the_one_nearest_to_the_medians_of_steps_of_the_usua
         one = whole(2, phases={name: scale * ms for name, ms in PHASES.items()})
         record.timeline += [row | {"step": number} for row in one.timeline if row["step"] == 0]
     view = RecordView(record)
-    step = typical_step(view, timeline_steps(view))
+    step = typical_step(view)
     assert step is not None
     assert (step.number, step.rows) == (2, 30)
+
+
+def test_a_rank_that_ends_after_the_step_is_drawn_to_its_end() -> None:
+    record = of_ranks(2)
+    record.timeline[-1]["end_us"] = 1500.0
+    (step,) = steps_of(record)
+    assert (step.ms, step.end) == (1.0, 1.5)
+    places = re.findall(r"left:([\d.]+)%;width:([\d.]+)%;top", report.html(record))
+    assert max(float(left) + float(width) for left, width in places) == pytest.approx(100)
 
 
 def contrast(one: str, other: str) -> float:
