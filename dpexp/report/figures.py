@@ -46,7 +46,7 @@ def phases_figure(view: RecordView) -> Figure | None:
         share = f"{units.percent(bar.share)}   " if is_judged else ""
         text = f"  {share}{units.ms(bar.median)} [{units.ms(low)} – {units.ms(high)}]"
         axes.text(max(bar.median, high), place, text, va="center", fontsize=9, color=style.INK)
-    style.label_rows(axes, ["    " * bar.depth + bar.name for bar in bars])
+    style.label_rows(axes, ["└ " * bar.depth + bar.name for bar in bars])
     axes.set_xlim(left=0.0)
     style.time_axis(axes)
     where, count = f"{record.strategy} on {layout.stage(record)}", plural(max(bar.n for bar in bars), "step")
