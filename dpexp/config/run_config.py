@@ -41,7 +41,7 @@ class RunConfig:
     model: SpecField = option(
         "",
         "Model and its options, as linear:in=5,out=2, or pkg.mod:factory. "
-        "Default: linear; blocks for block; embedding for hybrid.",
+        "Default: linear; blocks for block, place, fsdp and custom; embedding for hybrid.",
         metavar="NAME[:KEY=VALUE,...]",
     )
     data: SpecField = option(
