@@ -16,7 +16,7 @@ import os
 import sys
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -41,21 +41,18 @@ def follow(run_id: str, before: int, parent: int) -> int:
     """Deliver a run from its beginning to its end; returns the exit code."""
     store, folder = Store.from_environment(home()), home() / "runs" / run_id
     beside_run = ThreadPoolExecutor(1, initializer=_run_when_idle)
-    if journal_bytes(folder) == before:
-        beside_run.submit(import_mlflow)
+    beside = [beside_run.submit(import_mlflow)] if journal_bytes(folder) == before else []
     if not _begins(folder, before, parent):
         return NO_RUN
     with ledger.lock(folder, forever=True):  # the follower of the ranks before a restart may be at work
         while ledger.state(folder, store.name) != "yes":
             if is_open(folder / JOURNAL):
                 ended = threading.Event()
-                following = beside_run.submit(_deliver_live, store, folder, ended)
+                beside.append(beside_run.submit(_deliver_live, store, folder, ended))
                 _wait_for_end(folder / JOURNAL)
                 ended.set()
-                try:
-                    following.result(TAKE_OVER_S)
-                except TimeoutError:  # no thread can leave the idle class: begin again without one
-                    os.execv(sys.executable, [sys.executable, "-P", "-m", MODULE, *sys.argv[1:]])
+            if wait(beside, TAKE_OVER_S).not_done:  # no thread can leave the idle class: begin again
+                os.execv(sys.executable, [sys.executable, "-P", "-m", MODULE, *sys.argv[1:]])
             if not deliver(store, folder).complete and not is_open(folder / JOURNAL):
                 return NOT_DELIVERED
     return DELIVERED
@@ -63,9 +60,9 @@ def follow(run_id: str, before: int, parent: int) -> int:
 
 def _run_when_idle() -> None:
     """Let this thread, and those that it starts, take nothing from others on this machine."""
-    if sys.platform == "linux":
+    try:
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-    else:
+    except (AttributeError, OSError):  # a system without this class
         os.nice(19)
 
 
@@ -121,6 +118,9 @@ def _monitor(store: Store, mlflow_run_id: str, monitored: ExitStack) -> None:
 
 
 if __name__ == "__main__":
-    with private_files():
-        code = follow(sys.argv[1], *map(int, sys.argv[2:]))
-    os._exit(code)  # without the exit handlers of libraries
+    code = 1
+    try:
+        with private_files():
+            code = follow(sys.argv[1], *map(int, sys.argv[2:]))
+    finally:
+        os._exit(code)  # without waiting for threads, and for the exit handlers of libraries
