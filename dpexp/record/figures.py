@@ -37,8 +37,8 @@ def typical_of(values: Sequence[float | None]) -> float | None:
 
 
 def largest(values: Sequence[float | None]) -> float | None:
-    """The largest of the figures that are known."""
-    return max(present(values), default=None)
+    """The largest of the figures that are known; NaN where one is, as of an error that is not finite."""
+    return max(present(values), key=lambda value: (value != value, value), default=None)
 
 
 @dataclass(frozen=True)

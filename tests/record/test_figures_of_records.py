@@ -2,13 +2,14 @@
 
 import csv
 import io
+import math
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from record_factory import hybrid, whole
 
-from dpexp.record.figures import FIGURES, At, figures
+from dpexp.record.figures import FIGURES, At, figures, largest
 from dpexp.record.journal import Journal
 from dpexp.record.record import Record
 from dpexp.record.runs import RunSummary
@@ -67,3 +68,8 @@ def test_every_figure_is_shown_somewhere_under_a_name_of_its_own() -> None:
     assert all(figure.at for figure in FIGURES)
     assert all(figures(at) for at in At)
     assert {figure.name for figure in figures(At.COLUMN | At.METRIC | At.ROWS)} <= METRICS.keys()
+
+
+def test_the_largest_of_errors_hides_no_nan() -> None:
+    assert (largest([1e-9, None, 1.0]), largest([None])) == (1.0, None)
+    assert all(math.isnan(largest(values) or 0) for values in ([1e-9, math.nan], [math.nan, 1e-9]))
