@@ -29,11 +29,11 @@ def work_section(view: RecordView) -> Section | None:
 
 
 def _computed(view: RecordView) -> str:
-    """What a step computes, how fast, and how many operators are not in these figures."""
+    """What a step computes, how fast if that can be judged, and which operators are not counted."""
     parts = [f"{units.flop(count)} in {name}" for name, count in view.flops.items()]
     if not parts:
         return ""
-    rate = f"; {units.text(view.flops_per_s, 'FLOP/s')}" if view.flops_per_s else ""
+    rate = f"; {units.text(view.flops_per_s, 'FLOP/s')}" if view.flops_per_s and not view.noise else ""
     names = view.record.work.get("not_counted", [])
     missing = f"; not counted: {listed(names, 6)}" if names else ""
     rows = plural(view.record.work["rows"], "row")
@@ -43,7 +43,7 @@ def _computed(view: RecordView) -> str:
 def _peak(view: RecordView) -> str:
     """The share of the machine's peak, and how that was measured."""
     share, peak = view.peak_share, view.record.work.get("peak")
-    if share is None or peak is None:
+    if share is None or peak is None or view.noise:
         return ""
     rates, several = peak["flops_per_s"], f"{peak['devices']} × " if peak["devices"] > 1 else ""
     return (
@@ -55,7 +55,7 @@ def _peak(view: RecordView) -> str:
 
 def _tokens_and_energy(view: RecordView) -> str:
     tokens, joules = view.tokens_per_s, view.joules_per_step
-    parts = [f"{units.number(tokens)} tokens/s"] if tokens else []
+    parts = [f"{units.number(tokens)} tokens/s"] if tokens and not view.noise else []
     if joules is not None:
         names = ", ".join(view.record.work["energy"]["joules"])
         parts.append(f"{joules:.3g} J per step of {names}, all that runs there included")

@@ -54,13 +54,14 @@ def test_a_report_begins_with_a_verdict_and_five_lines_of_figures() -> None:
 
 
 def test_a_run_that_cannot_be_judged_has_no_step_time_and_no_shares() -> None:
-    record = whole(2)
+    record = whole(2, work={"rows": 30, "flops": {"forward": 600}})
     record.steps["time_ms"] = [ms * 3.0 ** (step % 11 - 5) for step, ms in enumerate(record.steps["time_ms"])]
     text = report.summary(record, width=300)
     assert re.search(r"verified; cannot be judged: .*; [\d,]+ samples/s by wall clock\n", text)
     assert "per step" not in text
     assert "without shares: the run cannot be judged" in text
     assert "█" not in text
+    assert "600 FLOP in forward\n" in report.summary(record, full=True)
 
 
 def test_the_verdict_says_how_far_a_run_is_verified_where_the_limit_is_wide() -> None:
