@@ -182,7 +182,7 @@ class SideBySide:
             except Exception as error:
                 is_refused = not expected.is_complete or isinstance(error, NonfiniteError)
                 if self.steps in self.made and is_refused and self._all_refuse(error):
-                    raise RefusedBatchError(self.steps, error, "a single device refuses it") from error
+                    raise RefusedBatchError(self.steps, error, "a single device refuses it with") from error
                 if expected.is_complete or type(error) not in (RuntimeError, NotImplementedError):
                     raise  # else it is of PyTorch's operators
                 where = "loss" if expected.step.outputs and expected.step.loss is None else "model"
