@@ -35,10 +35,10 @@ def summary(
 
 def note(record: Record | RecordView) -> str:
     """The short report in Markdown, for ``mlflow.note.content``."""
-    from dpexp.report.markdown import code_table, markdown_text
+    from dpexp.report.markdown import markdown_text
     from dpexp.report.sections import sections
 
-    return markdown_text(sections(RecordView.of(record)), code_table)
+    return markdown_text(sections(RecordView.of(record)))
 
 
 def html(record: Record | RecordView) -> str:

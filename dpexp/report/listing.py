@@ -16,10 +16,8 @@ from dpexp.report import units
 
 _GAP = "  "
 SHORTEST_ID, SHORTEST_NAME = 8, 8
-LEAST_WORTH = ("devices", "IQR", "started")
-"""The columns that a narrow terminal does without, the least important first."""
-LESS_WORTH = ("strategy", "execution", "MLflow", "verified")
-"""Further ones, where ids are as short as they may be."""
+NARROWED = ("devices", "IQR", "started", "run", "strategy", "execution", "MLflow", "verified")
+"""The columns that a narrow terminal does without, the least important first; it cuts run ids."""
 
 
 def columns(rows: Iterable[Sequence[Any]]) -> list[str]:
@@ -85,7 +83,7 @@ def _fit(table: dict[str, list[str]], width: int, ids: Iterable[str]) -> None:
         widths = (max(map(cell_len, (title, *cells))) for title, cells in table.items())
         return sum(widths) + len(_GAP) * (len(table) - 1) - width
 
-    for title in (*LEAST_WORTH, "run", *LESS_WORTH):
+    for title in NARROWED:
         if excess() > 0 and title == "run":
             table["run"] = prefixes(table["run"], ids)
         elif excess() > 0:

@@ -2,7 +2,7 @@
 
 import html
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from dpexp.config.printable import printable, printable_line
 from dpexp.report import units
@@ -13,9 +13,12 @@ _WIDTH = 24
 """Letters of a bar of 100%."""
 
 
-def markdown_text(sections: Sequence[Section], write: Callable[[Table], str] | None = None) -> str:
-    """The sections as Markdown, tables by ``write``; names that contain markup are shown as they are."""
-    return "\n\n".join(_section(section, write or table) for section in sections) + "\n"
+def markdown_text(sections: Sequence[Section]) -> str:
+    """The sections as Markdown; names that contain markup are shown as they are.
+
+    Tables are in code blocks: MLflow shows one of Markdown without lines, and its columns run together.
+    """
+    return "\n\n".join(map(_section, sections)) + "\n"
 
 
 def escape(text: str) -> str:
@@ -35,16 +38,11 @@ def table(content: Table) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in (head, ["---"] * len(head), *rows))
 
 
-def code_table(content: Table) -> str:
-    """A table in a code block: MLflow shows one of Markdown without lines, and its columns run together."""
-    return _block(columns([content.columns, *content.rows]))
-
-
 def _block(lines: Sequence[str]) -> str:
     return "\n".join(["```text", *map(printable_line, lines), "```"])
 
 
-def _section(section: Section, write: Callable[[Table], str]) -> str:
+def _section(section: Section) -> str:
     parts = [f"### {escape(section.title)}"]
     bullet = "- " if section.title == "Findings" or len(section.lines) > 1 else ""
     if section.lines:
@@ -57,7 +55,7 @@ def _section(section: Section, write: Callable[[Table], str]) -> str:
         )
         parts.append(_block(columns(rows)))
     if section.table is not None and section.table.rows:
-        parts.append(write(section.table))
+        parts.append(_block(columns([section.table.columns, *section.table.rows])))
         if section.table.more:
             parts.append(f"… and {section.table.more} more rows")
     if section.commands:

@@ -69,7 +69,6 @@ def ratio(value: float) -> str:
 
 _TEXTS: Mapping[str, Callable[[float], str]] = {
     "ms": ms,
-    "µs": lambda value: ms(value / 1000),
     "B": size,
     "FLOP": flop,
     "FLOP/s": lambda value: f"{flop(value)}/s",
@@ -128,14 +127,10 @@ def noise_text(found: Noise) -> str:
     """The reason with its figures: between which bounds the median lies, and what outliers hold."""
     low, high = ms(found.low), ms(found.high)
     bounds = f"the median of {plural(found.n, 'step')} lies between {low} and {high}"
-    return f"{bounds}, {_share(found, 'them')}" if found.are_interrupted else bounds
+    return f"{bounds}, {held(found, 'them')}" if found.are_interrupted else bounds
 
 
-def held(found: Noise) -> str:
+def held(found: Noise, steps: str = "") -> str:
     """Which part of the time outliers hold: ``3 of 75 steps hold 62% of the time``."""
-    return _share(found, plural(found.n, "step"))
-
-
-def _share(found: Noise, steps: str) -> str:
     verb = "holds" if found.outliers == 1 else "hold"
-    return f"{found.outliers} of {steps} {verb} {percent(found.share)} of the time"
+    return f"{found.outliers} of {steps or plural(found.n, 'step')} {verb} {percent(found.share)} of the time"
