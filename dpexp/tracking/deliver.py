@@ -104,7 +104,7 @@ class Upload:
         self.record, self.restarts = Record(), 0
         self._reader = JournalReader(self.folder / JOURNAL)
         self._lengths: dict[str, int] = {}
-        self._read: list[tuple[int, Point]] = []  # each with the byte at which its line ends
+        self._read: list[tuple[int, Point]] = []  # each with the byte at which its line begins
         self._sent = 0
         self._run: Any = None
 
@@ -114,24 +114,24 @@ class Upload:
         if not self.record.run_id:
             return None
         run = self._attach()
-        points = self._lacking([point for end, point in self._read if end > self._sent])
+        points = self._lacking([(begin, point) for begin, point in self._read if begin >= self._sent])
         for first in range(0, len(points), BATCH):
-            self._log_points(points[first : first + BATCH])
+            last = first + BATCH
+            self._log_points([point for _, point in points[first:last]])
+            self._remember(points[last][0] if last < len(points) else self._reader.offset)
         self._read.clear()
         self._sent = self._reader.offset
-        if points:
-            self._remember(self._sent)
         return run
 
-    def _lacking(self, points: list[Point]) -> list[Point]:
+    def _lacking(self, points: list[tuple[int, Point]]) -> list[tuple[int, Point]]:
         """Those that the store lacks, where that is not known: MLflow takes 1 ms for each that is there."""
         if self._sent or not points:
             return points
         client, run = self.store.client, self._run
-        keys = {point.key for point in points} & run.data.metrics.keys()
+        keys = {point.key for _, point in points} & run.data.metrics.keys()
         known = [each for key in keys for each in client.get_metric_history(run.info.run_id, key)]
         stored = {(each.key, each.step, each.timestamp) for each in known}
-        return [point for point in points if (point.key, point.step, point.timestamp) not in stored]
+        return [each for each in points if (each[1].key, each[1].step, each[1].timestamp) not in stored]
 
     def _log_points(self, points: list[Point]) -> None:
         from mlflow.entities import Metric
@@ -140,12 +140,13 @@ class Upload:
 
     def _read_lines(self) -> None:
         """Read what was appended; where it cuts what was sent, everything."""
-        known = self.restarts
+        known, begin = self.restarts, self._reader.offset
         for entry in self._reader:
             with suppress(*NOT_OF_DPEXP):  # `fold` counts the line
                 self.record.apply(entry)
                 points = list(self._points(entry))  # which may cut those that were read before
-                self._read += [(self._reader.offset, point) for point in points]
+                self._read += [(begin, point) for point in points]
+            begin = self._reader.offset
         if self._run is not None and self.restarts > known:
             self._begin()
             self._read_lines()
@@ -173,7 +174,7 @@ class Upload:
         self._lengths |= lengths
         kept = {content.metric_key(key): length for key, length in lengths.items()}
         if kept:
-            self._read = [(end, p) for end, p in self._read if p.step < kept.get(p.key, p.step + 1)]
+            self._read = [(begin, p) for begin, p in self._read if p.step < kept.get(p.key, p.step + 1)]
 
     def _attach(self) -> Any:
         """The MLflow run of this journal, with what the ledger knows of it."""
