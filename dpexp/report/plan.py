@@ -18,18 +18,19 @@ def plan_sections(planned: Row, *, full: bool = False) -> list[Section]:
     record = Record(run_id="", name=planned["name"], strategy=planned["config"]["strategy"])
     for name in ("execution", "config", "devices", "device_map", "shapes"):
         setattr(record, name, planned[name])
-    view, splits = RecordView(record), planned["splits"]
+    head, splits = _devices(record, planned["note"]), planned["splits"]
+    if any(device.startswith("rank") for row in splits for device in row["devices"]):
+        record.devices = record.devices | {"used": []}  # what the other ranks hold is not predicted
+    view = RecordView(record)
     shapes = shapes_section(list(_numbered(view.batches, planned["batches"])))
-    if shapes is not None and planned["note"]:
-        shapes = replace(shapes, lines=(planned["note"], *shapes.lines))
     parts = [_split_section(splits), shapes, device_map_section(view)]
     found = parts if full else map(short_section, parts)
     end = Section("Dry run: nothing was run or written.")
-    return [_devices(record), *(part for part in found if part is not None), end]
+    return [head, *(part for part in found if part is not None), end]
 
 
-def _devices(record: Record) -> Section:
-    lines = (f"strategy {record.strategy}{layout.where(record)}", layout.emulation(record))
+def _devices(record: Record, note: str) -> Section:
+    lines = (f"strategy {record.strategy}{layout.where(record)}", layout.emulation(record), note)
     return Section(f"Would run {record.name} ({record.execution})", tuple(filter(None, lines)))
 
 

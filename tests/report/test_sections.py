@@ -231,18 +231,33 @@ def test_one_of_anything_is_not_many() -> None:
     assert not re.search(r"(?<![\d.,-])1 (?:steps|rows|threads|batches|replicas|devices|modules)\b", text)
 
 
-def test_a_dry_run_of_64_replicas_and_12_layers_fits_on_a_screen() -> None:
-    record = whole(64, modules=12, batches=(512, 100))
+def planned(record: Record, **changes: object) -> str:
+    """The report of a dry run of 3 batches of 512 rows and one of 100."""
     names = ("name", "execution", "config", "devices", "device_map", "shapes")
     split = {"module": "", "rows": 512, "batches": 3, "pieces": [8] * 64, "devices": record.devices["used"]}
-    planned = {name: getattr(record, name) for name in names} | {"note": "a note"}
-    planned["batches"] = {512: 3, 100: 1}
-    planned["splits"] = [split, split | {"rows": 100, "batches": 1}]
-    text = terminal.terminal_text(plan.plan_sections(planned), width=80)
+    found = {name: getattr(record, name) for name in names} | {"note": "a note", "batches": {512: 3, 100: 1}}
+    found["splits"] = [split, split | {"rows": 100, "batches": 1}]
+    return terminal.terminal_text(plan.plan_sections(found | changes), width=80)
+
+
+def test_a_dry_run_of_64_replicas_and_12_layers_fits_on_a_screen() -> None:
+    text = planned(whole(64, modules=12, batches=(512, 100)))
     assert len(text.splitlines()) <= 40
     assert "batches 0-2: 512 rows -> 64 × 8" in text
     assert "(model): 3 batches of 512 rows -> 64 × 8 on cpu:0 … cpu:63" in text
     assert "layers.0-11.linear" in text
-    text = terminal.terminal_text(plan.plan_sections(planned | {"splits": []}), width=80)
+
+
+def test_a_dry_run_that_splits_nothing_numbers_the_batches() -> None:
+    text = planned(whole(1, batches=(512, 100)), splits=[])
     assert "none: no batch is split" in text
     assert "batches 0-2: 512 rows" in text
+
+
+def test_a_dry_run_of_ranks_says_nothing_of_what_the_others_hold() -> None:
+    record, rank = whole(3, shapes=[]), {"module": "", "rows": 512, "batches": 3, "pieces": [512]}
+    for row in record.device_map:
+        row["replicas"] = []
+    text = planned(record, splits=[rank | {"devices": ["rank 0"]}])
+    assert "cpu:0, cpu:1, cpu:2" in text
+    assert "cpu:1" not in text.partition("Device map")[2]
