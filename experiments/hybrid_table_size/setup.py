@@ -63,7 +63,7 @@ def run(rows: int) -> tuple[Record, float]:
     with tempfile.TemporaryDirectory() as scratch:
         with Journal(Path(scratch) / "runs", "setup") as journal:
             journal.set(run_facts(prepared))
-            execute(prepared, journal, stages, lambda: None)
+            execute(prepared, journal, stages)
             journal.set(status="finished", ended=now())
         return finish(journal.path), stages.measured_at - start
 

@@ -166,6 +166,6 @@ def losses(group: ProcessGroup) -> list[list[float]]:
         assert options is not None
         prepared = prepare(case.config, group=TorchProcessGroup(options.mesh_of(group.size)))
         with Journal(home() / "runs", f"judged{number}") if group.is_first else NullJournal() as journal:
-            execute(prepared, journal, ProgressBar(hidden=True), lambda: None)
+            execute(prepared, journal, ProgressBar(hidden=True))
         found.append(Record.load(journal.folder).steps["loss"] if group.is_first else [])
     return found

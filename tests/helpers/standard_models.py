@@ -223,7 +223,7 @@ def judged(group: ProcessGroup, word: str) -> dict[str, Any]:
         journal = Journal(Path(folder), "run") if group.is_first else None
         with journal or nullcontext():
             try:
-                execute(prepared, journal or NullJournal(), ProgressBar(hidden=True), lambda: None)
+                execute(prepared, journal or NullJournal(), ProgressBar(hidden=True))
             except Exception as raised:  # of any kind: it is the answer
                 error = f"{type(raised).__name__}: {raised}"
         verification = Record.load(journal.folder).verification if journal else {}
