@@ -31,7 +31,7 @@ _LETTER, _LINE, _GAP, _BETWEEN, _TITLE = 0.08, 0.17, 0.55, 1.6, 0.55
 def phases_figure(view: RecordView) -> Figure | None:
     """A bar for each phase and the rest: its median, a line between its quartiles, its share of a step.
 
-    Steps that cannot be judged have no shares. None for a Record without phases.
+    Steps that cannot be judged have no shares, and the title says so. None for a Record without phases.
     """
     record, bars = view.record, [*view.phases, *([view.rest] if view.rest is not None else [])]
     if not bars:
@@ -51,7 +51,7 @@ def phases_figure(view: RecordView) -> Figure | None:
     style.time_axis(axes)
     where, count = f"{record.strategy} on {layout.stage(record)}", plural(max(bar.n for bar in bars), "step")
     what = f"where a step of {units.ms(view.timed_ms)} goes (median [quartiles] of {count})"
-    style.title(axes, f"{where}: {what}")
+    style.title(axes, f"{where}: {what}" + ("" if is_judged else ", which cannot be judged"))
     return figure
 
 

@@ -55,6 +55,14 @@ def test_a_bar_is_as_long_as_its_phase() -> None:
     assert "50%   1 ms [1 ms – 1 ms]" in texts(figure)
 
 
+def test_steps_that_cannot_be_judged_have_no_shares() -> None:
+    record = whole(2)
+    record.steps["time_ms"] = [ms * 3.0 ** (step % 11 - 5) for step, ms in enumerate(record.steps["time_ms"])]
+    shown = texts(phases_of(record))
+    assert "3 steps), which cannot be judged" in shown.replace("\n", " ")
+    assert "%" not in shown
+
+
 def test_a_layout_has_what_each_device_has_computes_and_gets() -> None:
     figure = layout_of(whole(2))
     own = "(model)\nparameters 48 B\ncomputes 15 rows\ngets 120 B by gather\ngets 48 B by replicate backward"
