@@ -3,8 +3,8 @@
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-LINES, ROWS = 4, 6
-"""The most lines and rows of a section that a short report cuts."""
+LINES, ROWS = 4, 7
+"""The most lines, and rows, of a section that a short report cuts: the last may say how many more there are."""
 
 
 @dataclass(frozen=True)
@@ -45,5 +45,5 @@ def short_section(section: Section | None) -> Section | None:
     if len(lines) > LINES:
         lines = (*lines[: LINES - 1], f"… and {len(lines) - LINES + 1} more lines")
     if table is not None and len(table.rows) > ROWS:
-        table = Table(table.columns, table.rows[:ROWS], len(table.rows) - ROWS)
+        table = Table(table.columns, table.rows[: ROWS - 1], len(table.rows) - ROWS + 1)
     return replace(section, lines=lines, table=table)
