@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 LINES, ROWS = 4, 7
-"""The most lines, and rows, of a section that a short report cuts: the last may say how many more there are."""
+"""The most lines, and rows, of a section that a short report cuts, that which counts the others included."""
 
 
 @dataclass(frozen=True)
