@@ -348,7 +348,7 @@ def test_a_full_disk_ends_the_run_with_one_message_and_a_record_of_the_written_s
     assert message.startswith("error: ")
     assert "No space left on device" in message
     record = json.loads(done.stdout)
-    assert record["status"] == "failed"
+    assert record["status"] in ("failed", "killed"), "killed where the line with its end has no room"
     assert len(record["steps"]["loss"]) > 100
 
 
