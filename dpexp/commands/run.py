@@ -169,16 +169,16 @@ def models(
 ) -> None:
     """List the models, or the submodules of one with their sizes and shapes."""
     from dpexp.engine.facts.inventory import inventory, registry
-    from dpexp.report import listing
+    from dpexp.report import listing, terminal
 
     del debug  # print_error uses it
-    if not name:
-        found = registry()
-        say(json.dumps(found, indent=1) if as_json else listing.models_text(found))
-        return
     with exit_on_error(), startup_errors(), redirect_stdout(sys.stderr):
-        modules = inventory(name, data)
-    say(json.dumps(modules, indent=1) if as_json else listing.inventory_text(modules))
+        found: Any = inventory(name, data) if name else registry()
+    sections: Any = listing.inventory_sections if name else listing.models_sections
+    if as_json:
+        say(json.dumps(found, indent=1))
+    else:
+        show_report(terminal.terminal_text(sections(found)))
 
 
 for name in STRATEGY_OPTIONS:

@@ -13,6 +13,7 @@ from dpexp.record.figures import At, figures
 from dpexp.record.record import Row
 from dpexp.record.runs import RunSummary
 from dpexp.report import units
+from dpexp.report.section import Section, Table
 
 _GAP = "  "
 SHORTEST_ID, SHORTEST_NAME = 8, 8
@@ -122,41 +123,39 @@ def _status(run: RunSummary) -> str:
 # --- models --------------------------------------------------------------------------------------
 
 
-def models_text(registry: Sequence[Row]) -> str:
-    """The registry of ``dpexp.engine.facts.inventory``: a line for each model, followed by its options."""
-    lines = []
+def models_sections(registry: Sequence[Row]) -> list[Section]:
+    """The registry of ``dpexp.engine.facts.inventory``: each model with its options."""
+    found = []
     for model in registry:
-        options = [(f"{option['option']}={option['default']}", option["help"]) for option in model["options"]]
-        lines += [f"{model['model']}: {model['help']}", *(f"  {line}" for line in columns(options)), ""]
-    lines += [
-        "--model NAME:KEY=VALUE,... sets options; --model package.module:factory or file.py:factory is your "
-        "own.",
-        "`models NAME` shows what a model is made of.",
-    ]
-    return "\n".join(lines)
+        options = ((f"{option['option']}={option['default']}", option["help"]) for option in model["options"])
+        found.append(Section(f"{model['model']}: {model['help']}", commands=tuple(options)))
+    lines = (
+        "--model NAME:KEY=VALUE,... sets options",
+        "--model package.module:factory or file.py:factory is your own",
+        "`models NAME` shows what a model is made of",
+    )
+    return [*found, Section("How to use them", lines)]
 
 
-def inventory_text(found: Row) -> str:
+def inventory_sections(found: Row) -> list[Section]:
     """The result of ``dpexp.engine.facts.inventory.inventory``; modules that are alike share a row."""
     names = {row["module"] for row in found["modules"]}
-    rows: list[Sequence[str]] = [("module", "type", "parameters", "bytes", "inputs", "outputs")]
+    rows = []
     for name, (kind, parameters, size, *others) in merged(
         (r["module"], _module(r)) for r in found["modules"]
     ):
         each = "" if name in names else " each"
         rows.append((name or "(model)", kind, parameters + each, size + each, *others))
     size = units.size(found["bytes"])
+    title = f"{found['model']} with {found['data']}: {found['parameters']:,} parameters, {size}"
     lines = [
-        f"{found['model']} with {found['data']}: {found['parameters']:,} parameters, {size}",
-        "",
-        *(f"  {line}" for line in columns(rows)),
-        "",
         f"Shapes are those of one batch of {plural(found['rows'], 'row')}. Name modules with --block, "
-        "--host or --place; patterns as layers.* work.",
+        "--host or --place; patterns as layers.* work."
     ]
     if any(not row["calls"] for row in found["modules"]):
         lines.append("A module that is not called only holds others: name these.")
-    return "\n".join(lines)
+    columns = ("module", "type", "parameters", "bytes", "inputs", "outputs")
+    return [Section(title, tuple(lines), table=Table(columns, tuple(rows)))]
 
 
 def _module(row: Row) -> tuple[str, ...]:
