@@ -91,6 +91,7 @@ def _contains(outer: Row, inner: Row) -> bool:
 class StepSpans:
     """One phase-timed step: its time, that of each phase in it, and what lies inside any phase; in ms."""
 
+    number: int
     ms: float
     phases: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     covered: float = 0.0
@@ -107,7 +108,7 @@ def step_spans(record: Record, usual: set[int] | None) -> list[StepSpans]:
         if row.get("replica") is not None or (usual is not None and row["step"] not in usual):
             continue
         if row["phase"] == "step":
-            steps[row["step"]] = StepSpans(_length(row) / 1000)
+            steps[row["step"]] = StepSpans(row["step"], _length(row) / 1000)
         else:
             spans[row["step"]].append(row)
     for number, step in steps.items():

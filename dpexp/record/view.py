@@ -139,13 +139,14 @@ class RecordView:
         return {name: statistics.median(times) for name, times in self.phase_samples.items() if times}
 
     @cached_property
-    def _spans(self) -> list[StepSpans]:
+    def spans(self) -> list[StepSpans]:
+        """The phase-timed steps that phases are of."""
         return step_spans(self.record, self.usual_numbers)
 
     @property
     def timed_steps(self) -> list[float]:
         """The times of those steps themselves."""
-        return [step.ms for step in self._spans]
+        return [step.ms for step in self.spans]
 
     @property
     def timed_ms(self) -> float:
@@ -158,7 +159,7 @@ class RecordView:
 
         So phases that follow each other and the rest add up to 1.
         """
-        known = [step for step in self._spans if step.ms > 0 and math.isfinite(step.ms)]
+        known = [step for step in self.spans if step.ms > 0 and math.isfinite(step.ms)]
         if not known:
             return {}
         names = dict.fromkeys(name for step in known for name in step.phases)
@@ -182,7 +183,7 @@ class RecordView:
 
     @property
     def rest_samples(self) -> list[float]:
-        return [step.ms - step.covered for step in self._spans]
+        return [step.ms - step.covered for step in self.spans]
 
     def _phase(self, name: str, depth: int, times: list[float]) -> Phase:
         figures = spread(times) or {}

@@ -62,7 +62,7 @@ def write_files(record: Record | RecordView, folder: Path) -> list[Path]:
     view = RecordView.of(record)
     folder.mkdir(parents=True, exist_ok=True)
     contents = {}
-    if view.record.timeline:
+    if view.spans:
         trace = json.dumps(chrome_trace(view), separators=(",", ":"))
         contents = {"timeline.html": timeline_page(view).encode(), "trace.json": trace.encode()}
     for name, figure in {"phases.png": phases_figure(view), "layout.png": layout_figure(view)}.items():

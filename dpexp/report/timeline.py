@@ -17,7 +17,7 @@ level of its lane. The page, the notebook and the Chrome trace show these bars.
 import statistics
 from dataclasses import dataclass, field
 
-from dpexp.record.phases import rows_of
+from dpexp.record.phases import StepSpans, rows_of
 from dpexp.record.record import Row
 from dpexp.record.view import RecordView
 from dpexp.report import layout
@@ -64,16 +64,12 @@ class Lane:
 
 @dataclass(frozen=True)
 class TimelineStep:
-    """One phase-timed step: its start (ms since the first step), its time, the rows of its batch.
-
-    ``phases`` are the times of all of its phases in ms, and that of the step.
-    """
+    """One phase-timed step: its start (ms since the first step), its time, the rows of its batch."""
 
     number: int
     start: float
     ms: float
     rows: int | None
-    phases: dict[str, float]
     lanes: list[Lane]
 
     @property
@@ -93,28 +89,22 @@ def timeline_steps(view: RecordView) -> list[TimelineStep]:
 
 def typical_step(view: RecordView) -> TimelineStep | None:
     """The step whose time and phases lie nearest to their medians, of those that medians are of."""
-    numbers, steps = view.usual_numbers, timeline_steps(view)
-    usual = [step for step in steps if numbers is None or step.number in numbers] or steps
-    names = {name for step in usual for name in step.phases}
-    medians = {name: statistics.median(step.phases.get(name, 0.0) for step in usual) for name in names}
+    names = {name for step in view.spans for name in step.phases}
+    medians = {name: statistics.median(step.phases[name] for step in view.spans) for name in names}
 
-    def distance(step: TimelineStep) -> float:
-        return sum(abs(step.phases.get(name, 0.0) - ms) for name, ms in medians.items())
+    def distance(step: StepSpans) -> float:
+        return sum(abs(step.phases[name] - ms) for name, ms in medians.items()) + abs(step.ms - view.timed_ms)
 
-    return min(usual, key=distance, default=None)
+    number = min(view.spans, key=distance).number if view.spans else None
+    return next((step for step in timeline_steps(view) if step.number == number), None)
 
 
 def _step(view: RecordView, number: int, rows: list[Row]) -> TimelineStep:
     of_step = [row for row in rows if row["phase"] == "step"] or rows
     start, end = min(row["start_us"] for row in of_step), max(row["end_us"] for row in of_step)
     inside = [row for row in rows if row["phase"] != "step"]
-    phases = {"step": (end - start) / 1000}
-    for row in inside:
-        if row["replica"] is None:
-            ms = (row["end_us"] - row["start_us"]) / 1000
-            phases[row["phase"]] = phases.get(row["phase"], 0.0) + ms
     lanes = _lanes(view, inside, start)
-    return TimelineStep(number, start / 1000, phases["step"], rows_of(view.record, number), phases, lanes)
+    return TimelineStep(number, start / 1000, (end - start) / 1000, rows_of(view.record, number), lanes)
 
 
 def _lanes(view: RecordView, rows: list[Row], start: float) -> list[Lane]:
