@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import fcntl
 import json
 import math
 from collections.abc import Mapping
@@ -183,15 +184,20 @@ def fold(journal: Path) -> Record:
 
 
 def finish(journal: Path) -> Record:
-    """Fold the journal, write the Record beside it, and return it.
+    """Fold the journal, write the Record beside it, and return it; while it has a writer nothing is written.
 
     If it cannot be written, for example on a full disk, the Record's ``damage`` holds the error.
     """
-    record = fold(journal)
-    try:
-        write_atomically(journal.with_name(RECORD), record.to_json().encode())
-    except OSError as error:
-        record.damage.append(f"{RECORD} could not be written: {error.strerror}")
+    with contextlib.ExitStack() as held:
+        with contextlib.suppress(OSError):  # a writer is alive, or `fold` raises it, too
+            file = held.enter_context(journal.open("rb"))
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # no writer begins again meanwhile
+        record = fold(journal)
+        try:
+            if record.status != "running":
+                write_atomically(journal.with_name(RECORD), record.to_json().encode())
+        except OSError as error:
+            record.damage.append(f"{RECORD} could not be written: {error.strerror}")
     return record
 
 

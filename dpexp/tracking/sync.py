@@ -69,11 +69,10 @@ def _close(folder: Path, *, is_named: bool) -> Iterator[SyncResult]:
     """Write the Record of a run whose process died; then say whether it is ``READY``, or why not."""
     journal, had_record = folder / JOURNAL, (folder / RECORD).exists()
     try:
-        if is_open(journal):
+        if is_open(journal) or (record := closed(folder)).status == "running":
             if is_named:
                 yield SyncResult(folder.name, "running", "it is delivered while it runs")
             return
-        record = closed(folder)
     except (OSError, JournalError) as error:
         if is_named or journal.exists():  # a run that begins just now has none
             yield SyncResult(folder.name, SKIPPED, str(error))

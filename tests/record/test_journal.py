@@ -305,6 +305,17 @@ def test_a_run_that_begins_again_has_what_it_records_after(runs: Path) -> None:
     assert (len(record.steps["loss"]), record.phases, record.metrics, record.timeline) == (10, {}, {}, [])
 
 
+def test_a_record_is_written_only_of_a_run_that_has_ended(runs: Path) -> None:
+    """Whoever closes a run may find that its ranks have just begun again."""
+    journal = journals.begin(runs, "again")
+    assert finish(journal.path).status == "running"
+    assert not (journal.folder / RECORD).exists()
+    journal.close()
+    assert finish(journal.path).status == Record.load(journal.folder).status == "killed"
+    with Journal.reopen(journal.folder):
+        assert not (journal.folder / RECORD).exists()
+
+
 def test_inf_and_nan_survive_json_and_are_counted(runs: Path) -> None:
     journal = journals.begin(runs)
     journal.extend({"steps.loss": [1.0, math.inf, math.nan, -math.inf], "steps.time_ms": [1.0] * 4})
