@@ -49,6 +49,7 @@ _MESSAGES = {
     "certificate": "its certificate is not trusted here: set MLFLOW_TRACKING_SERVER_CERT_PATH to the file "
     "with the certificate that signed it, or MLFLOW_TRACKING_INSECURE_TLS=true to trust any",
     "Connection refused": "connection refused",
+    "Connection reset by peer": "the connection was reset",
     "Name or service not known": "unknown host",
     "Temporary failure in name resolution": "unknown host",
     "timed out": "no answer in time",
