@@ -197,9 +197,9 @@ class RecordView:
 
     @cached_property
     def phase_noise(self) -> Noise | None:
-        """Why the phase-timed steps cannot be judged; None where they can."""
+        """Why phases cannot be judged: as the run, or by the phase-timed steps; None where they can."""
         found = noise(self.timed_steps)
-        return None if found is None or found.is_certain else found
+        return self.noise or (None if found is None or found.is_certain else found)
 
     # --- batches and traffic ---
 

@@ -64,7 +64,7 @@ def step_figure(group: Group) -> Figure:
 
 def _parts(view: RecordView) -> dict[str, float]:
     """{phase, or the rest: its share of a step}; one part where a step has no shares."""
-    if view.noise or view.phase_noise:
+    if view.phase_noise:
         return {_NOISY: 1.0}
     found = [phase for phase in (*view.phases, *filter(None, [view.rest])) if phase.depth == 0]
     return {phase.name: phase.share for phase in found if phase.share} or {_UNKNOWN: 1.0}

@@ -207,7 +207,7 @@ def _phases(view: RecordView) -> Section | None:
     if not phases:
         return None
     steps = plural(max(phase.n for phase in phases), "step")
-    if noise := view.noise or view.phase_noise:
+    if noise := view.phase_noise:
         why = (
             "the run cannot be judged" if view.noise else f"they cannot be judged: {units.noise_text(noise)}"
         )
