@@ -6,14 +6,14 @@ from dpexp.engine.observations import Observations
 from dpexp.engine.prepare import Prepared
 from dpexp.engine.progress import ProgressBar
 from dpexp.engine.steps.own_steps import OwnVerification
-from dpexp.engine.verify import UNVERIFIED, Verification, refuse, row_of, verify
+from dpexp.engine.verify import UNVERIFIED, refuse, reported, row, unchecked, verify
 from dpexp.record.journal import Journal
 from dpexp.strategies.placed import Placed
 from dpexp.timing import Timer
-from dpexp.verification.limits.compare import Difference
-from dpexp.verification.modes.mode import Mode
+from dpexp.verification.compare import Difference
+from dpexp.verification.gathered_outputs import scalars_of_replicas
+from dpexp.verification.mode import Mode
 from dpexp.verification.result import VerificationError
-from dpexp.verification.steps.gathered_outputs import scalars_of_replicas
 from dpexp.verification.touched_rows import Lookups
 
 
@@ -65,24 +65,20 @@ def _execute(
 def _verify(prepared: Prepared, journal: Journal, progress: ProgressBar) -> Mode | None:
     """Returns the mode in which training mode was compared, if it was."""
     if not prepared.config.check:
-        journal.set(verification=Verification(checked=False, note="not verified: --no-check").row())
+        journal.set(verification=unchecked("not verified: --no-check"))
         return None
     progress.begin("verify")
 
     def report(difference: Difference, text: str) -> None:
-        worst, limit = row_of(difference), difference.limit
-        journal.set(
-            verification=Verification(True, tolerance=limit, passed=False, worst=worst, cause=text).row()
-        )
+        journal.set(verification=reported(difference, text))
         journal.flush()
         progress.report_difference(text)
 
     result = verify(prepared, report)
-    journal.set(verification=result.row())
-    if result.checked and not result.passed:
-        what = result.cause or f"rounding errors {result.rounding}, allowed twice those of a single device"
-        note = f"{result.note}; {UNVERIFIED}" if result.note else UNVERIFIED
-        raise VerificationError.of(prepared.config.strategy, result.tolerance, what, note)
+    journal.set(verification=row(result))
+    if result.cause:
+        note = "; ".join([*result.notes, UNVERIFIED])
+        raise VerificationError.of(prepared.config.strategy, result.tolerance, result.cause, note)
     return result.mode_in_training
 
 

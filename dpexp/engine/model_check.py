@@ -23,8 +23,8 @@ from dpexp.parallel.rng_order import mark_drawing
 from dpexp.strategies.base import Strategy
 from dpexp.strategies.ranks.sync_batch_norm import synchronized, without_ranks
 from dpexp.training.preserve import preserved
-from dpexp.verification.modes.random_draws import drawing_modules
-from dpexp.verification.steps.model_copy import check_copyable
+from dpexp.verification.mode import drawing_modules
+from dpexp.verification.model_copy import check_copyable
 
 
 def check_not_wrapped(model: nn.Module) -> None:

@@ -97,13 +97,17 @@ class OptimizerChoice:
         return [made]
 
 
-OptimizerFactory = OptimizerChoice | Callable[[list[nn.Parameter]], torch.optim.Optimizer]
-"""The choice of a run, or a function that makes one optimizer of the parameters that are trained."""
+@dataclass(frozen=True)
+class OwnOptimizer:
+    """One that a function of the user makes of all parameters that are trained; it steps after so many batches."""
+
+    make: Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+    accumulate: int = 1
+
+    def of(self, placed: Placed) -> Optimizers:
+        """For the parameters of a placed model that are trained."""
+        trained = [each for each in placed.module.parameters() if each.requires_grad]
+        return Optimizers([self.make(trained)], placed, accumulate=self.accumulate)
 
 
-def make_optimizers(wanted: OptimizerFactory, placed: Placed) -> Optimizers:
-    """The optimizers of a choice, or the one that a function makes of all parameters that are trained."""
-    if isinstance(wanted, OptimizerChoice):
-        return wanted.of(placed)
-    trained = [each for each in placed.module.parameters() if each.requires_grad]
-    return Optimizers([wanted(trained)], placed)
+OptimizerFactory = OptimizerChoice | OwnOptimizer

@@ -17,7 +17,7 @@ from dpexp.data.batch import Batch
 from dpexp.distributed.process_group import ProcessGroup
 from dpexp.strategies.modules.wrappers import named_buffers, named_parameters
 from dpexp.strategies.placed import UNOBSERVED, Loss, Placed, StepObserver
-from dpexp.training.optimizer_choice import OptimizerFactory, make_optimizers
+from dpexp.training.optimizer_choice import OptimizerFactory
 from dpexp.training.optimizer_state import full_state
 
 
@@ -40,7 +40,7 @@ class Trainer:
         self.placed, self._must_train = placed, must_train
         self.loss = partial(_trained, loss) if must_train else loss
         self.group = group or ProcessGroup()
-        self.optimizers = make_optimizers(optimizer, placed) if optimizer is not None else None
+        self.optimizers = optimizer.of(placed) if optimizer is not None else None
         self._autocast = devices.autocast(placed.output_device, autocast)
         self._trained = [tensor for tensor in placed.module.parameters() if tensor.requires_grad]
         self._frozen = {

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -24,8 +23,9 @@ from dpexp.distributed.torch_process_group import TorchProcessGroup
 from dpexp.strategies.custom import Parallelize, check_parameters, lay_out
 from dpexp.strategies.placed import Placed
 from dpexp.timing import Timer
-from dpexp.verification.equivalence import Equivalence
-from dpexp.verification.paths.reaching import Pieces, reached_by_all
+from dpexp.training.optimizer_choice import OwnOptimizer
+from dpexp.verification.made_batches import Pieces, made_batches
+from dpexp.verification.proof import Proof
 from dpexp.verification.result import Result, VerificationError
 from dpexp.verification.untouched import Untouched
 
@@ -40,6 +40,7 @@ def prove(
     mesh: Any = None,
     devices: Sequence[torch.device] = (HOST,),
     reduction: str = "",
+    accumulate: int = 1,
 ) -> Result:
     """Train a copy of the model in a layout beside one on a single device, in float64, a step for each batch.
 
@@ -51,7 +52,7 @@ def prove(
     ``batches`` are global ones, ``(inputs, targets)``, the same on every rank; several inputs are a tuple.
     ``loss(outputs, targets)`` is the mean over the rows, or as ``reduction`` says (rows, tokens or sum);
     without one it is what the forward returns, else a standard one. ``optimizer(parameters)`` makes the
-    optimizer; without one it is SGD.
+    optimizer; without one it is SGD. It steps after ``accumulate`` batches, with the mean of their gradients.
 
     Returns the largest differences. Raises VerificationError, with what differs first and how, and
     ConfigError for a layout or batches that cannot be compared. Every rank must call it.
@@ -69,18 +70,17 @@ def prove(
             return placed
 
         objective = Objective(model, loss=loss, reduction=reduction)
-        make = optimizer or partial(torch.optim.SGD, lr=0.01)
-        untouched = Untouched(model, global_batches[0], objective, make)
-        pieces = Pieces.of_layout(group, used)
-        made = reached_by_all(_on_host(model), objective, global_batches[0], pieces, True, group)
-        equivalence = Equivalence(model, laid_out, global_batches, objective, make, group)
-        own = next((each.dtype for each in model.parameters() if each.is_floating_point()), None)
-        result = replace(equivalence, made=made, evaluates=True, own_dtype=own).result()
+        make = OwnOptimizer(optimizer or partial(torch.optim.SGD, lr=0.01), accumulate)
+        first, pieces = global_batches[0], Pieces.of_layout(group, used)
+        untouched = Untouched(model, first, objective, make)
+        made = made_batches(_on_host(model), first, pieces)
+        proof = Proof(model, laid_out, global_batches, objective, make, group, made=made, pieces=pieces)
+        result = proof.result()
         changed = next(filter(None, group.all_gather(untouched.changed())), "")
     if changed:
         cause = f"it has changed what every model computes: {changed}"
         raise VerificationError.of("the layout", 0.0, cause)
-    if result.is_empty:
+    if result.passed is None:
         raise ConfigError(f"prove: nothing could be compared: {'; '.join(result.notes)}")
     if not result.passed:
         raise VerificationError.of("the layout", result.tolerance, result.cause, "; ".join(result.notes))

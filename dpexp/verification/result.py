@@ -1,20 +1,32 @@
-"""Result: what verification has found."""
+"""Result: what takes of a layout have found, as text and as an entry of the Record."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 import torch
 
 from dpexp.config.alike import listed
 from dpexp.config.ranges import plural
-from dpexp.verification.limits.compare import Difference, worst
-from dpexp.verification.modes.mode import IN_EVAL_MODE, Mode, RowsTogether
+from dpexp.verification.compare import Difference
+from dpexp.verification.mode import Mode
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5}
 """Largest relative error that counts as rounding, by the dtype of the comparison."""
+
+KINDS = {
+    "output_error": "outputs",
+    "loss_error": "loss",
+    "gradient_error": "gradients",
+    "buffer_error": "buffers",
+    "parameter_error": "parameters",
+    "update_error": "updates",
+    "optimizer_error": "optimizer",
+}
+"""The kinds of tensors that are compared, by the name of their error in a Record."""
 
 
 class VerificationError(RuntimeError):
@@ -30,20 +42,19 @@ class VerificationError(RuntimeError):
 
 @dataclass(frozen=True)
 class Result:
-    """The worst difference of each kind, what differs by nature (``notes``), and what ``failed``, and why.
+    """The worst difference of each kind over these steps, what ``failed`` and why, and what is to be noted.
 
-    ``mode`` is the one in which the model was compared, ``steps`` in training mode are counted apart;
-    ``mode_in_training`` is the one of these, if there are any.
-    Unreached are modules that no step has called, and parameters that never had a gradient.
+    ``limit`` is that of what failed, or else the largest of an error: larger than usual where rounding was measured.
+    Steps in training mode that were compared apart, chunk by chunk, have a ``mode_in_training``. Unreached are modules
+    that no step has called, and parameters that never had a gradient.
     """
 
-    worst: Mapping[str, Difference]
-    steps: int
+    dtype: torch.dtype
+    steps: int = 0
+    worst: Mapping[str, Difference] = field(default_factory=dict)
     notes: Sequence[str] = ()
-    cause: str = ""
-    mode: Mode = field(default_factory=RowsTogether)
-    dtype: torch.dtype = torch.float64
     failed: Difference | None = None
+    cause: str = ""
     training_steps: int = 0
     mode_in_training: Mode | None = None
     unreached_modules: Sequence[str] = ()
@@ -52,7 +63,6 @@ class Result:
     def __str__(self) -> str:
         """The summary: the verdict, the largest error of each kind, and what is not covered or is noted."""
         count = plural(self.steps + self.training_steps, "step")
-        steps = f"{count} in {str(self.dtype).removeprefix('torch.')}"
         verdict = f"NOT THE SAME: {self.cause}" if self.cause else "the same as on a single device"
         errors = [
             f"  {kind:10}  {each.error:.1e}, limit {each.limit:.0e}{each.tensor and f', in {each.tensor}'}"
@@ -63,17 +73,15 @@ class Result:
             ("parameters that never have a gradient", self.unreached_parameters),
         )
         gaps = [f"  not compared: {what}: {listed(names)}" for what, names in unreached if names]
-        return "\n".join([f"{verdict}; {steps}", *errors, *gaps, *(f"  {note}" for note in self.notes)])
+        notes = (f"  {note}" for note in self.notes)
+        return "\n".join([f"{verdict}; {count} in {_name(self.dtype)}", *errors, *gaps, *notes])
 
     @property
-    def passed(self) -> bool:
-        """Whether every kind equals the single device's to rounding."""
-        return not self.cause
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether nothing could be compared, so that nothing is shown."""
-        return self.passed and not (self.steps or self.training_steps)
+    def passed(self) -> bool | None:
+        """Whether every kind equals the single device's to rounding; None where nothing could be compared."""
+        if self.cause:
+            return False
+        return True if self.steps or self.training_steps else None
 
     @property
     def tolerance(self) -> float:
@@ -81,42 +89,33 @@ class Result:
         if self.failed is not None:
             return self.failed.limit
         limits = [each.limit for each in self.worst.values() if math.isfinite(each.limit)]
-        return max(limits, default=TOLERANCE[torch.float64])
-
-    @property
-    def largest(self) -> Difference | None:
-        """The difference with the largest error of all kinds."""
-        return max(self.worst.values(), key=lambda each: each.error, default=None)
+        return max(limits, default=TOLERANCE.get(self.dtype, TOLERANCE[torch.float32]))
 
     def error(self, kind: str) -> float | None:
         """The relative error of one kind; None if there was nothing to compare."""
         return self.worst[kind].error if kind in self.worst else None
 
-    def noted(self, note: str) -> Result:
-        """The same with another note."""
-        return replace(self, notes=[*self.notes, note])
-
-    def with_training(self, training: Result) -> Result:
-        """This result, and that of steps in training mode."""
-        kinds = dict.fromkeys([*self.worst, *training.worst])
-        both = {
-            kind: worst([each.worst[kind] for each in (self, training) if kind in each.worst])
-            for kind in kinds
+    def row(self) -> dict[str, Any]:
+        """As in the Record: ``worst`` is what failed, or else the largest error, its step counted from 1."""
+        worst = self.failed or max(self.worst.values(), key=lambda each: each.error, default=None)
+        return {
+            "dtype": _name(self.dtype),
+            "steps": self.steps,
+            "passed": self.passed,
+            **{key: self.error(kind) for key, kind in KINDS.items()},
+            "tolerance": self.tolerance,
+            "worst": row_of(worst),
+            "note": "; ".join(self.notes),
+            "cause": self.cause,
         }
-        own = [note.partition(": ")[0] if note.startswith(IN_EVAL_MODE) else note for note in self.notes]
-        added = [f"in training mode, chunk by chunk: {plural(training.steps, 'step')} more", *training.notes]
-        notes = [*own, *(note for note in added if note not in self.notes)]
-        cause = f"in training mode, {training.cause}" if training.cause else ""
-        return replace(
-            self,
-            worst=both,
-            notes=notes,
-            cause=cause,
-            failed=training.failed,
-            training_steps=training.steps,
-            mode_in_training=training.mode,
-            unreached_modules=[each for each in self.unreached_modules if each in training.unreached_modules],
-            unreached_parameters=[
-                each for each in self.unreached_parameters if each in training.unreached_parameters
-            ],
-        )
+
+
+def row_of(worst: Difference | None) -> dict[str, Any] | None:
+    """A difference as in the Record."""
+    if worst is None:
+        return None
+    return {key: value for key, value in asdict(worst).items() if key not in ("apart", "is_comparable")}
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

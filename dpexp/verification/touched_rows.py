@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -27,6 +27,7 @@ from dpexp.strategies.modules.tables import EmbeddingTable, TablePart
 from dpexp.strategies.modules.wrappers import parts
 from dpexp.strategies.placed import Placed
 from dpexp.training.preserve import preserved
+from dpexp.verification.alone import alone
 
 LARGE = 1 << 20
 """Numbers of a table from which on verification uses its touched rows only."""
@@ -94,10 +95,10 @@ def with_touched_rows(model: nn.Module, batches: Sequence[Batch]) -> tuple[nn.Mo
         memo[id(tables[name])] = _reduced(tables[name], ids)
         memo[id(tables[name].weight)] = memo[id(tables[name])].weight
     reduced = copy.deepcopy(model, memo)
-    try:
-        same = all(map(torch.equal, outputs, _outputs(reduced, batches, state)))
-    except Exception:
-        same = False  # the model uses a table in another way than by lookups
+    again = _outputs(
+        reduced, batches, state
+    )  # fewer where the model uses a table in another way than by lookups
+    same = len(again) == len(outputs) and all(map(torch.equal, outputs, again))
     if not (chosen and same):
         return model, []
     return reduced, [
@@ -129,10 +130,14 @@ def _recording(tables: dict[str, EmbeddingTable], touched: dict[str, list[torch.
 
 
 def _outputs(model: nn.Module, batches: Sequence[Batch], state: torch.Tensor) -> list[torch.Tensor]:
-    """The outputs of the batches, from a random state; buffers and random state stay as they are."""
-    with preserved(model), torch.no_grad():
+    """The outputs of the batches that the model takes, from a random state; buffers and it stay as they are."""
+    outputs = list[torch.Tensor]()
+    with preserved(model), torch.no_grad(), alone():
         torch.set_rng_state(state)
-        return [each.clone() for batch in batches for each in tensors.walk(model(*batch.inputs))]
+        for batch in batches:
+            with suppress(Exception):  # of any kind: it is the user's model, which may refuse a made batch
+                outputs += [each.clone() for each in tensors.walk(model(*batch.inputs))]
+    return outputs
 
 
 def _rows(table: EmbeddingTable, touched: list[torch.Tensor]) -> torch.Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from itertools import islice
 
 import torch
@@ -11,24 +12,14 @@ from dpexp import devices
 from dpexp.data.batch import Batch
 from dpexp.engine.prepare import Prepared
 from dpexp.engine.progress import ProgressBar
-from dpexp.engine.verify import refuse, row_of
+from dpexp.engine.verify import refuse
 from dpexp.record.journal import Journal
-from dpexp.record.record import Row
 from dpexp.training.trainer import Trainer
-from dpexp.verification.limits.compare import Difference
-from dpexp.verification.modes.mode import Mode
-from dpexp.verification.own_steps.own_steps import FIRST, OwnResult, OwnSteps
+from dpexp.verification.compare import Difference
+from dpexp.verification.mode import Mode
+from dpexp.verification.own_steps import FIRST, OwnSteps
+from dpexp.verification.result import Result
 from dpexp.verification.touched_rows import with_touched_rows
-
-KINDS = {
-    "output_error": "outputs",
-    "loss_error": "loss",
-    "gradient_error": "gradients",
-    "buffer_error": "buffers",
-    "parameter_error": "parameters",
-    "update_error": "updates",
-    "optimizer_error": "optimizer",
-}
 
 
 class OwnVerification:
@@ -75,24 +66,16 @@ class OwnVerification:
         self._record("last_step", "after the last measured step, from its state", result)
 
     def _report(self, difference: Difference, text: str) -> None:
-        worst, limit, dtype = {difference.kind: difference}, difference.limit, self._prepared.config.dtype
-        row = self._row(OwnResult(dtype, 0, worst, limit, difference, text))
-        self._journal.set({f"verification.{self._entry}": row})
+        dtype: torch.dtype = getattr(torch, self._prepared.config.dtype)
+        found = Result(dtype, worst={difference.kind: difference}, failed=difference, cause=text)
+        self._journal.set({f"verification.{self._entry}": found.row()})
         self._journal.set({"verification.passed": False, "verification.cause": text})
         self._journal.flush()
         self._progress.report_difference(text)
 
-    def _row(self, result: OwnResult) -> Row:
-        passed = None if result.note else not result.cause
-        row: Row = {"dtype": result.dtype, "steps": result.steps, "passed": passed}
-        row |= {key: _error(result, kind) for key, kind in KINDS.items()}
-        worst = result.failed or max(result.worst.values(), key=lambda each: each.error, default=None)
-        row |= {"tolerance": result.tolerance, "worst": row_of(worst)}
-        notes = filter(None, [result.note, *result.remarks, *self._notes])
-        return row | {"note": "; ".join(notes), "cause": result.cause}
-
-    def _record(self, name: str, where: str, result: OwnResult) -> None:
-        self._journal.set({f"verification.{name}": self._row(result)})
+    def _record(self, name: str, where: str, result: Result) -> None:
+        result = replace(result, notes=[*result.notes, *self._notes])
+        self._journal.set({f"verification.{name}": result.row()})
         if result.cause:
             cause = f"{where}, in {self._type}: {result.cause}"
             refuse(self._prepared, self._journal, result.tolerance, cause)
@@ -101,7 +84,3 @@ class OwnVerification:
     def _type(self) -> str:
         config = self._prepared.config
         return f"{config.dtype} under autocast to {config.autocast}" if config.autocast else config.dtype
-
-
-def _error(result: OwnResult, kind: str) -> float | None:
-    return result.worst[kind].error if kind in result.worst else None

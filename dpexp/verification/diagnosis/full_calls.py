@@ -12,7 +12,7 @@ import torch
 
 from dpexp.strategies.shards import full_output
 from dpexp.verification.diagnosis.agreement import Agreement
-from dpexp.verification.steps.recorder import Calls
+from dpexp.verification.recorder import Calls
 
 _Place: TypeAlias = tuple[tuple[str, int], int, int, int]
 """Name and wrappers of a module, the replica, the number of the call, and that of the output."""

@@ -13,14 +13,10 @@ import torch
 
 from dpexp.data.batch import Batch
 from dpexp.strategies.modules.wrappers import parts
+from dpexp.verification.compare import Difference, Tensors, parts_of, worst
 from dpexp.verification.diagnosis import patterns
 from dpexp.verification.diagnosis.agreement import Agreement
-from dpexp.verification.limits.compare import Difference, worst
-from dpexp.verification.limits.norms import Tensors
-from dpexp.verification.limits.parts import parts_of
-from dpexp.verification.modes.chunks import Chunked
-from dpexp.verification.steps.recorder import computed
-from dpexp.verification.steps.side_by_side import Failure, SideBySide
+from dpexp.verification.take import Failure, Take
 
 UNKNOWN = (2, 3, 4)
 """How many shards are tried, where a layout does not say how many it makes."""
@@ -33,7 +29,7 @@ BESIDE = 1e-5
 class FirstGradient:
     """Every rank must make one and call ``text``, which also finds the ``pattern``."""
 
-    def __init__(self, sides: SideBySide, failure: Failure, ranks: Agreement) -> None:
+    def __init__(self, sides: Take, failure: Failure, ranks: Agreement) -> None:
         self.sides, self.failure, self.group, self.limits = sides, failure, sides.group, sides.limits
         self._ranks, self.pattern = ranks, ""
 
@@ -96,7 +92,7 @@ class FirstGradient:
         if wrong[0] not in found:
             return _Shape(is_missing=True)
         counts = self._shard_counts()
-        in_chunks = isinstance(self.sides.reference.placed.module, Chunked)
+        in_chunks = self.sides.single.mode.in_chunks
         for chosen in (wrong, wrong[:1]):
             usable = [name for name in chosen if name in expected and name in found]
             scale = patterns.factor(_vector(found, expected, usable), _vector(expected, expected, usable))
@@ -127,13 +123,11 @@ class FirstGradient:
 
     def _gradients_of_shards(self, count: int) -> tuple[list[int], list[float], list[Tensors]]:
         """The rows and the weight of each shard, and the single device's gradients of their loss."""
-        reference, batch = self.sides.reference, self.failure.batch
-        parts, gradients = list[Batch](), list[Tensors]()
+        batch, parts = self.failure.batch, list[Batch]()
         for piece in torch.arange(batch.rows).chunk(count):
             parts.append(batch.sliced(slice(int(piece[0]), int(piece[-1]) + 1)))
-            reference.clear()
-            gradients.append(computed(reference, parts[-1]).gradients)
-        return [part.rows for part in parts], self.sides.objective.weights(parts), gradients
+        gradients = [self.sides.single.gradients(part) for part in parts]
+        return [part.rows for part in parts], self.sides.single.objective.weights(parts), gradients
 
     def _shard_counts(self) -> Sequence[int]:
         """Into how many shards the layout splits a batch: one number where it says so."""

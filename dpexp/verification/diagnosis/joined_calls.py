@@ -6,8 +6,8 @@ from typing import TypeAlias
 
 import torch
 
-from dpexp.verification.limits.norms import distance
-from dpexp.verification.steps.recorder import Calls
+from dpexp.verification.compare import distance
+from dpexp.verification.recorder import Calls
 
 Key: TypeAlias = tuple[str, int]
 """A module's name, and the number of wrappers around it."""

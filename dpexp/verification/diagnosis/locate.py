@@ -10,11 +10,11 @@ from itertools import chain
 from torch import nn
 
 from dpexp.config.ranges import plural
+from dpexp.verification.compare import Tensors, distance
 from dpexp.verification.diagnosis.agreement import Agreement
 from dpexp.verification.diagnosis.gradients import FirstGradient
 from dpexp.verification.diagnosis.modules import FirstModule
-from dpexp.verification.limits.norms import Tensors, distance
-from dpexp.verification.steps.side_by_side import Failure, Report, SideBySide, no_report
+from dpexp.verification.take import Failure, Report, Take, no_report
 
 OF_OPTIMIZER = ("parameters", "updates", "optimizer")
 """The kinds of tensors that the optimizer has made."""
@@ -23,9 +23,7 @@ OF_OPTIMIZER = ("parameters", "updates", "optimizer")
 class Locator:
     """Every rank must make one and call ``message``; all get the same text."""
 
-    def __init__(
-        self, sides: SideBySide, failure: Failure, model: nn.Module, report: Report = no_report
-    ) -> None:
+    def __init__(self, sides: Take, failure: Failure, model: nn.Module, report: Report = no_report) -> None:
         self.sides, self.failure, self.model, self._report = sides, failure, model, report
         self.group, self.limits = sides.group, sides.limits
         self._ranks = Agreement(sides.group)
@@ -55,7 +53,7 @@ class Locator:
         when = "after " if failed.kind in OF_OPTIMIZER else ""
         made = self.sides.made.get(failed.step, "")
         counted = plural(rows, "row")
-        shown = f" ({f'{counted}: {made}' if made else counted})" if failed.step == self.sides.steps else ""
+        shown = "" if when else f" ({f'{counted}: {made}' if made else counted})"
         return f"{when}step {failed.step}{shown}: {name} {verb} by {failed.error:.1e}"
 
     # --- buffers, parameters and the optimizer's state ---
@@ -76,7 +74,5 @@ class Locator:
                 "it is stale, as it was before the first step" if is_buffer else "the optimizer left it out"
             )
             texts.append(writer)
-        elif is_buffer and self.sides.began_apart(tensor):
-            texts.append("the forward began with other numbers than this rank, or the first one, had left")
         by_rank: list[list[str]] = self._ranks.all_gather(texts)
         return next(chain.from_iterable(by_rank), "")

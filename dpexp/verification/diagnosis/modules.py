@@ -11,14 +11,14 @@ from typing import TypeAlias
 
 import torch
 
+from dpexp.verification.compare import relative_error, whole_error
 from dpexp.verification.diagnosis import patterns
 from dpexp.verification.diagnosis.agreement import Agreement
 from dpexp.verification.diagnosis.full_calls import full_calls
 from dpexp.verification.diagnosis.gradients import BESIDE
 from dpexp.verification.diagnosis.joined_calls import Key, joined_call, joined_chunks
-from dpexp.verification.limits.compare import relative_error, whole_error
-from dpexp.verification.steps.recorder import Calls, widened
-from dpexp.verification.steps.side_by_side import Failure, SideBySide
+from dpexp.verification.recorder import Calls, widened
+from dpexp.verification.take import Failure, Take
 
 Outputs: TypeAlias = Sequence[torch.Tensor]
 Error: TypeAlias = Callable[[torch.Tensor, torch.Tensor], float]
@@ -27,7 +27,7 @@ Error: TypeAlias = Callable[[torch.Tensor, torch.Tensor], float]
 class FirstModule:
     """Every rank must make one and call ``text``; ``is_sure`` unless the module around it is right."""
 
-    def __init__(self, sides: SideBySide, failure: Failure, ranks: Agreement) -> None:
+    def __init__(self, sides: Take, failure: Failure, ranks: Agreement) -> None:
         self.failure, self.group, self.limits = failure, sides.group, sides.limits
         self._ranks, self.is_sure = ranks, True
         self._limit = max(self.limits.tolerance, BESIDE * min(1.0, failure.worst.error))

@@ -7,7 +7,7 @@ from typing import Any
 from dpexp.config.ranges import plural
 from dpexp.data.batch import Batch
 from dpexp.tensors import walk
-from dpexp.verification.steps.recorder import Step
+from dpexp.verification.recorder import Step
 
 
 class NonfiniteError(RuntimeError):

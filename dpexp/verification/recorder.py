@@ -1,5 +1,8 @@
 """Recorder: what a step computed before its optimizer, and a step that ends there."""
 
+from __future__ import annotations
+
+import math
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass, field
@@ -16,6 +19,7 @@ from dpexp.data.batch import Batch
 from dpexp.strategies.modules.wrappers import parts
 from dpexp.strategies.placed import StepEndedError, StepObserver
 from dpexp.training.trainer import Trainer
+from dpexp.verification.compare import Parts, Tensors, magnitude, parts_of
 
 Calls: TypeAlias = dict[tuple[str, int], dict[int, list[list[torch.Tensor]]]]
 """Outputs of each call, by name and number of wrappers around it, and by replica (-1 outside of them)."""
@@ -40,6 +44,33 @@ class Step:
     modules: list[tuple[str, int]] = field(default_factory=list)
     written: set[str] = field(default_factory=set)
     order: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Computed:
+    """What a step has computed before its optimizer, and the buffers that it leaves."""
+
+    step: Step
+    buffers: Tensors
+
+    def apart(self, wanted: Computed, *, gradients: bool = True) -> dict[str, dict[str, Parts]]:
+        """How far this is from what is wanted, which says which buffers count.
+
+        A gradient that is not computed at all is not rounding, however small it is.
+        """
+        found, expected = self.step, wanted.step
+        shared = {name: self.buffers[name] for name in wanted.buffers if name in self.buffers}
+        kinds = {
+            "outputs": parts_of(found.outputs, expected.outputs),
+            "loss": parts_of(_scalar(found.loss), _scalar(expected.loss)),
+        }
+        if gradients:
+            missing = [
+                n for n, g in expected.gradients.items() if n not in found.gradients and magnitude(g) > 0
+            ]
+            kinds["gradients"] = parts_of(found.gradients, expected.gradients)
+            kinds["gradients"] |= {name: Parts([0.0], [math.inf]) for name in missing}
+        return kinds | {"buffers": parts_of(shared, wanted.buffers)}
 
 
 class Recorder(StepObserver):
@@ -146,6 +177,10 @@ def _end_step() -> None:
     raise StepEndedError
 
 
+def _scalar(value: float | None) -> Tensors:
+    return {} if value is None else {"": torch.tensor(value, dtype=torch.float64)}
+
+
 def _nothing() -> None:
     """What comes after a step that has ended."""
 
@@ -162,9 +197,9 @@ def _eps(tensor: torch.Tensor) -> float:
 
 def widened(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor on the host, detached; in float64 or complex128 unless it has integers."""
-    wide = tensor.detach().to(devices.HOST)
+    wide = tensor.detach().to(devices.HOST)  # copied: what is late writes to it later
     if wide.is_complex() or wide.is_floating_point():
-        wide = wide.to(torch.complex128 if wide.is_complex() else torch.float64)
+        wide = wide.to(torch.complex128 if wide.is_complex() else torch.float64, copy=True)
     return wide.coalesce() if wide.is_sparse else wide
 
 

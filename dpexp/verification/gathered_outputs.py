@@ -14,9 +14,8 @@ from dpexp.config.errors import ConfigError
 from dpexp.data.batch import Batch
 from dpexp.data.objective import Objective
 from dpexp.distributed.process_group import ProcessGroup
-from dpexp.verification.limits.compare import Limits
-from dpexp.verification.limits.parts import parts
-from dpexp.verification.steps.recorder import Step
+from dpexp.verification.compare import Limits, parts
+from dpexp.verification.recorder import Step
 
 _Outputs = dict[str, torch.Tensor]
 

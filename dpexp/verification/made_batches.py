@@ -1,11 +1,10 @@
-"""Reaching: batches made from those of a run, so that verification takes paths that these do not.
+"""Made batches: batches made from those of a run, so that verification takes paths that these do not.
 
     one row in all             a, and no row for others      all rows alike     a a | a a
     one row for each piece     a | b                         the most uneven    a b | c d | e
     every id                   0 1 | 2 3 | 4 5 …             rows of one id     0 0 | 7 7 | 15 15
 
-A piece is what a rank or a replica computes. Batches that a single device refuses, in whole or in pieces, are
-left out: no run has them. So are those whose pieces leave a rank without a gradient, for which others wait.
+A piece is what a rank or a replica computes.
 """
 
 from __future__ import annotations
@@ -13,7 +12,9 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,13 +22,12 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from dpexp import tensors
-from dpexp.config.errors import describe
 from dpexp.data.batch import Batch
-from dpexp.data.objective import Objective
+from dpexp.data.rng import kept_globals
 from dpexp.distributed.process_group import ProcessGroup
 from dpexp.strategies.ranks.sync_batch_norm import on_one_device
-from dpexp.verification.paths.looked_up import Lookup, looked_up
-from dpexp.verification.steps.model_copy import empty_containers
+from dpexp.verification.alone import alone
+from dpexp.verification.model_copy import empty_containers
 from dpexp.verification.touched_rows import large_tables
 
 SMALL_TABLE = 4096
@@ -43,14 +43,6 @@ class Made:
 
     batch: Batch
     what: str
-
-
-@dataclass(frozen=True)
-class Reached:
-    """The batches to step, and why others are ``left_out``: ``{what: why}``."""
-
-    batches: tuple[Made, ...] = ()
-    left_out: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -81,31 +73,15 @@ class Pieces:
                 yield batch.sliced(slice(int(piece[0]), int(piece[-1]) + 1))
 
 
-def reaching(model: nn.Module, objective: Objective, first: Batch, pieces: Pieces, trains: bool) -> Reached:
+def made_batches(model: nn.Module, first: Batch, pieces: Pieces) -> list[Made]:
     """The batches that are made of ``first``, a batch of a run; the model is not changed.
 
-    Every rank must give the same, and gets the same.
+    A single device, or the layout, may refuse some of them.
     """
-    with torch.random.fork_rng(devices=[]):
-        single = _SingleDevice.of(model, objective, trains)
-        try:
-            wanted = single.reached(first, pieces)
-        except Exception as error:  # of any kind: it is the user's model, which verification calls next
-            return Reached((), {"every made batch": describe(error)})
-        made = [each for make in (_of_rows, _of_ids) for each in make(single.model, first, pieces)]
-        why = {each.what: single.refusal(each.batch, pieces, wanted) for each in made}
-    return Reached(
-        tuple(each for each in made if not why[each.what]), {what: text for what, text in why.items() if text}
-    )
-
-
-def reached_by_all(
-    model: nn.Module, objective: Objective, first: Batch, pieces: Pieces, trains: bool, group: ProcessGroup
-) -> list[Made]:
-    """The batches that every rank has made; every rank must call this."""
-    reached = reaching(model, objective, first, pieces, trains)
-    by_rank = group.all_gather([each.what for each in reached.batches])
-    return [each for each in reached.batches if all(each.what in whats for whats in by_rank)]
+    memo: dict[int, Any] = {id(each.weight): each.weight for each in large_tables(model).values()}
+    with kept_globals(), alone():
+        copied = on_one_device(copy.deepcopy(model, empty_containers(model) | memo))
+        return [*_of_rows(copied, first, pieces), *_of_ids(copied, first, pieces)]
 
 
 def _of_rows(model: nn.Module, first: Batch, pieces: Pieces) -> Iterator[Made]:
@@ -172,60 +148,80 @@ def rows_of(batch: Batch, numbers: Sequence[int]) -> Batch:
     return Batch(inputs, targets, len(index), len(index))
 
 
-@dataclass(frozen=True)
-class _SingleDevice:
-    """A copy of the model on the host, which shares its large tables."""
-
-    model: nn.Module
-    objective: Objective
-    trains: bool
-
-    @classmethod
-    def of(cls, model: nn.Module, objective: Objective, trains: bool) -> _SingleDevice:
-        memo: dict[int, Any] = {id(each.weight): each.weight for each in large_tables(model).values()}
-        copied = on_one_device(copy.deepcopy(model, empty_containers(model) | memo))
-        return cls(copied if trains else copied.eval(), objective, trains)
-
-    def reached(self, batch: Batch, pieces: Pieces) -> frozenset[int]:
-        """The parameters, by ``id``, that the loss depends on, where ranks compute pieces; else none.
-
-        Raises what model and loss raise.
-        """
-        with torch.set_grad_enabled(self.trains):
-            outputs = self.model(*batch.inputs)
-            loss = self.objective.on_one_device(outputs, batch.targets)
-        if not math.isfinite(float(loss.detach())):
-            raise FloatingPointError(f"the loss is {float(loss.detach())}")
-        return _reached_from(loss) if pieces.ranks > 1 else frozenset()
-
-    def refusal(self, batch: Batch, pieces: Pieces, wanted: frozenset[int]) -> str:
-        """Why the batch is left out; empty if it is not."""
-        try:
-            split = pieces.of(batch) if pieces.count > 1 else ()
-            found = [self.reached(each, pieces) for each in (batch, *split)]
-        except Exception as error:  # of any kind: it is the user's model
-            return f"a single device refuses it: {describe(error)}"
-        has_idle = len(torch.arange(batch.rows).chunk(pieces.ranks)) < pieces.ranks
-        if has_idle and _has_batch_norm(self.model):
-            return "a rank without rows would have statistics of its own"
-        if pieces.ranks > 1 and any(each != wanted for each in found):
-            return "its rows do not reach the parameters that those of a whole batch reach"
-        return ""
-
-
 def _has_batch_norm(model: nn.Module) -> bool:
     return any(isinstance(each, _BatchNorm) for each in model.modules())
 
 
-def _reached_from(loss: torch.Tensor) -> frozenset[int]:
-    """The leaves of the graph of a tensor."""
-    nodes, seen, leaves = [loss.grad_fn], set[Any](), set[int]()
-    while nodes:
-        node: Any = nodes.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        if hasattr(node, "variable"):
-            leaves.add(id(node.variable))
-        nodes += [each for each, _ in node.next_functions]
-    return frozenset(leaves)
+# --- where the ids that tables look up stand in a model's inputs ---
+#
+# inputs   [[3, 9], [4, 1]]       ids of a table: inputs[:, 1], a view, which says what to fill
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """The ids of one call of a table of ``table_rows``, as a view of an ``input`` of integers."""
+
+    table: str
+    table_rows: int
+    input: torch.Tensor
+    view: torch.Tensor
+
+    @property
+    def count(self) -> int:
+        """How many ids are looked up."""
+        return self.view.numel()
+
+    def fill(self, ids: torch.Tensor) -> None:
+        """Write these ids into the input, one for each that is looked up, and valid for the table."""
+        self.view.copy_((ids % self.table_rows).view(self.view.shape))
+
+    def row_numbers(self) -> torch.Tensor:
+        """The row of the input in which each id stands."""
+        rows = torch.arange(len(self.input)).view(-1, *[1] * (self.input.dim() - 1)).expand(self.input.shape)
+        offset = self.view.storage_offset() - self.input.storage_offset()
+        return rows.contiguous().as_strided(self.view.shape, self.view.stride(), offset)
+
+
+def looked_up(model: nn.Module, inputs: tuple[Any, ...]) -> list[Lookup]:
+    """The lookups of a forward whose ids are integers of the inputs, unchanged but for their type.
+
+    Raises what the model raises.
+    """
+    integers = [each for each in tensors.walk(inputs) if _has_ids(each)]
+    found: list[Lookup] = []
+
+    def look(name: str, module: Any, args: Any, kwargs: Any) -> None:
+        ids = args[0] if args else kwargs.get("input")
+        views = (_view_of(each, ids) for each in integers) if isinstance(ids, torch.Tensor) else ()
+        found.extend(
+            Lookup(name, module.num_embeddings, each, view)
+            for each, view in zip(integers, views, strict=False)
+            if view is not None
+        )
+
+    with ExitStack() as hooks:
+        for name, table in _tables(model):
+            hooks.enter_context(table.register_forward_pre_hook(partial(look, name), with_kwargs=True))
+        if integers:
+            model(*inputs)
+    return found
+
+
+def _tables(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    return ((name, each) for name, each in model.named_modules() if type(each) in _KINDS)
+
+
+_KINDS = (nn.Embedding, nn.EmbeddingBag)
+
+
+def _has_ids(tensor: torch.Tensor) -> bool:
+    is_integer = not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool)
+    return is_integer and tensor.is_contiguous() and tensor.numel() > 0
+
+
+def _view_of(tensor: torch.Tensor, ids: torch.Tensor) -> torch.Tensor | None:
+    """The ids as a view of the tensor; None if they are others."""
+    if ids.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr():
+        return ids if all(ids.stride()) else None  # several ids in one place
+    same = ids.numel() == tensor.numel() and torch.equal(ids.flatten(), tensor.flatten().to(ids.dtype))
+    return tensor.view(ids.shape) if same else None

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 from torch import nn
 
-from dpexp.verification.limits.small_tensors import magnitudes
-from dpexp.verification.steps.recorder import Step
+from dpexp.verification.compare import magnitude
+from dpexp.verification.recorder import Step
 
 
 @dataclass
@@ -21,7 +21,7 @@ class Unreached:
         """What a step of the single device has reached."""
         self.called |= {name for name, _ in step.modules}
         new = {name: tensor for name, tensor in step.gradients.items() if name not in self.trained}
-        self.trained |= {name for name, size in magnitudes(new).items() if size > 0}
+        self.trained |= {name for name, tensor in new.items() if magnitude(tensor) > 0}
 
     def modules(self, model: nn.Module) -> list[str]:
         """The outermost modules that were never called and none of whose parameters had a gradient.

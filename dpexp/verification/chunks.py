@@ -25,6 +25,9 @@ from dpexp.parallel.data_parallel import DataParallel
 from dpexp.strategies.modules.wrappers import Wrapper, named_buffers, parts
 from dpexp.strategies.placed import Placed
 
+STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
+"""The buffers of batch norms, of which PyTorch keeps those of replica 0 or of each rank."""
+
 INNER = 1 << 12
 """Chunks inside of a chunk are numbered from so many times its number."""
 
@@ -148,15 +151,19 @@ class Chunks:
             for count in (1, *self.modules.values())
         )
 
-    def split(self, model: nn.Module, before: Callable[[int], object]) -> Chunked:
-        """The model of a single device that computes these chunks, made in place."""
+    def split(
+        self, model: nn.Module, before: Callable[[int], object]
+    ) -> tuple[Chunked, list[tuple[nn.Module, str, nn.Module]]]:
+        """The model of a single device that computes these chunks, and what of it was replaced in place."""
+        replaced = []
         for name, count in self.modules.items():
             if name:
                 parent, _, key = name.rpartition(".")
                 owner = model.get_submodule(parent)
+                replaced.append((owner, key, owner.get_submodule(key)))
                 owner._modules[key] = Chunked(owner.get_submodule(key), count)
         inner = Chunked(model, self.modules[""]) if "" in self.modules else model
-        return Chunked(inner, self.dp_size, before)
+        return Chunked(inner, self.dp_size, before), replaced
 
 
 def split_modules(placed: nn.Module) -> dict[str, int]:

@@ -3,14 +3,14 @@
     on time    all-reduce of a gradient, in place before the step continues
     late       all-reduce of a copy, ... a sleep, in place at ``wait`` and not before
 
-A layout that waits for each of its collectives computes the same bits.
+A layout that waits for each of its collectives computes what a single device does.
 """
 
 from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from threading import Thread
 from typing import Any
 
@@ -19,10 +19,6 @@ from torch import distributed
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dpexp import tensors
-from dpexp.distributed.process_group import ProcessGroup
-from dpexp.verification.limits.compare import relative_error
-from dpexp.verification.limits.norms import Tensors
-from dpexp.verification.steps.recorder import Step
 
 DELAYS_S = (0.16, 0.04, 0.01)
 """Of collectives that follow each other: each ends after those behind it, even if these are waited for."""
@@ -97,48 +93,9 @@ def _work_of(returned: Any) -> Any:
     return distributed.Work.unbox(returned[-1] if isinstance(returned, tuple) else returned)
 
 
-def dependence(step: Callable[[LateCollectives], Step], group: ProcessGroup, tolerance: float) -> str:
-    """How a step of ranks depends on when its collectives end; empty if it does not.
-
-    Every rank must call this, and gets the same text. A layout whose bits differ from time to time, without
-    any delay, may differ by ``tolerance``.
-    """
-    waited = LateCollectives(None)
-    on_time = step(waited)
-    names: list[list[str]] = []
-    for delays in _delays(max(group.all_gather(waited.count))):
-        late = step(LateCollectives(delays))
-        names = group.all_gather(_differing(late, on_time, 0.0))
-        if any(names):
-            break
-    if not any(names):
-        return ""
-    if any(group.all_gather(_differing(step(LateCollectives(None)), on_time, 0.0))):
-        names = group.all_gather(_differing(late, on_time, tolerance))
-    found = [f"{of_rank[0]} of rank {rank}" for rank, of_rank in enumerate(names) if of_rank]
-    if not found:
-        return ""
-    what = f"{found[0]} differs where they end some milliseconds later"
-    return f"a step depends on when its collectives end: {what}, a wait is missing"
-
-
-def _delays(count: int) -> list[dict[int, float]]:
+def delays_of(count: int) -> list[dict[int, float]]:
     """Of each step with late collectives, by their numbers; where there are too many, some of them."""
     starts = list(range(0, count, len(DELAYS_S)))
     if len(starts) > MOST:
         starts = random.Random(0).sample(starts, MOST)
     return [dict(enumerate(DELAYS_S, start)) for start in starts]
-
-
-def _differing(found: Step, expected: Step, tolerance: float) -> list[str]:
-    """What has other bits, or differs by more than the tolerance."""
-    pairs: dict[str, tuple[Tensors, Tensors]] = {
-        "output": (found.outputs, expected.outputs),
-        "gradient": (found.gradients, expected.gradients),
-    }
-    return [
-        f"the {kind} {name}".rstrip()
-        for kind, (these, those) in pairs.items()
-        for name in those
-        if name not in these or relative_error({name: these[name]}, {name: those[name]}) > tolerance
-    ]

@@ -1,0 +1,73 @@
+"""Alone: inside, this process is the only rank, as a single device is.
+
+A model or a loss that asks ``torch.distributed`` would otherwise see all ranks on the single device's side, too: its
+error would be on both sides, and cancel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import distributed
+from torch.utils._python_dispatch import TorchDispatchMode
+
+_latest: tuple[Any, Any] = (None, None)
+"""The group of all ranks, and that of this rank alone."""
+
+
+class OwnGroupError(RuntimeError):
+    """A collective on a group of some ranks, which a single device does not have."""
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """The default process group is of this rank alone. A collective on another group raises OwnGroupError."""
+    world = distributed.group.WORLD if distributed.is_available() and distributed.is_initialized() else None
+    if world is None or world.size() == 1:
+        yield
+        return
+    global _latest
+    if _latest[0] is not world:
+        rank = distributed.get_rank()
+        _latest = world, distributed.new_group([rank], backend="gloo", use_local_synchronization=True)
+    single = _latest[1]
+    distributed.group.WORLD = single
+    try:
+        with _OfOneRank(world, single):
+            yield
+    finally:
+        distributed.group.WORLD = world
+
+
+class _OfOneRank(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Collectives on the group of all ranks, which a module may have kept, are those of this rank alone."""
+
+    def __init__(self, world: Any, single: Any) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._world, self._single = world, single
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace in ("c10d", "_c10d_functional", "_c10d_functional_autograd"):
+            args = tuple(self._replaced(func, arg) for arg in args)
+        return func(*args, **(kwargs or {}))
+
+    def _replaced(self, func: Any, arg: Any) -> Any:
+        """The argument, or the group of this rank for that of all ranks."""
+        by_name = isinstance(arg, str) and arg in distributed.distributed_c10d._world.pg_names.values()
+        if by_name:
+            group = distributed.distributed_c10d._resolve_process_group(arg)
+        elif isinstance(arg, torch.ScriptObject) and "ProcessGroup" in str(arg._type()):
+            group = distributed.ProcessGroup.unbox(arg)
+        else:
+            return arg
+        if group.size() == 1:
+            return arg
+        if group.group_name != self._world.group_name:
+            raise OwnGroupError(
+                f"{func.__name__} on a process group of {group.size()} ranks, which a single device does not have: "
+                "use the default group in the model and the loss, or leave it to the layout"
+            )
+        return self._single.group_name if by_name else self._single.boxed()

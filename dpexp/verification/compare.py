@@ -1,0 +1,282 @@
+"""Compare: the relative error of each tensor, in parts of like magnitude, in NumPy on the host.
+
+    mask -3.4e38 -3.4e38 | 0.3 1.2 -0.7 | 1e-17    <- what is expected, by size: three parts
+    error of a part        ||found - expected|| / ||expected||
+
+The limit of a part: its error is at most the tolerance, or what a single device that rounds otherwise differs from
+itself by, with a margin (``rounding``). So nothing hides beside a mask, a large logit or a scaled head. Integers
+are equal or wrong. A part that is zero but for rounding is judged by its size beside its tensor, and such a tensor
+beside its neighbours. Where rounding is large beside these, too, nothing can be said.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+
+Tensors: TypeAlias = Mapping[str, torch.Tensor]
+Array = Any
+
+HIDES = 0.1
+"""Where rounding may change so much of a tensor, it hides a real error of this size."""
+GAP, SPAN = 10, 30
+"""Between two parts of a tensor is no number within so many powers of two; a part spans so many at most."""
+NEAR, BITS = 2.0**40, 8
+"""A number may be off by so many last bits of numbers that are at most so many times as large, or by so many
+times what these are off by: of a sum that cancels, a small number is left."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """One tensor by magnitude: of each part the norm, how far off what was found is, how many numbers it has."""
+
+    norms: Sequence[float]
+    apart: Sequence[float]
+    counts: Sequence[int] = (1,)
+
+
+Kinds: TypeAlias = Mapping[str, Mapping[str, Parts]]
+"""Tensors by kind (outputs, loss, gradients, buffers, parameters, updates, optimizer) and name."""
+Noise: TypeAlias = Mapping[tuple[str, str], Sequence[float]]
+"""How far rounding may set each part of a tensor apart, by kind and name."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The relative error of one tensor of a kind, and its limit.
+
+    ``apart`` is the absolute error. ``is_comparable`` is False where rounding explains it and would also
+    hide a real error (``HIDES``).
+    """
+
+    kind: str
+    error: float
+    tensor: str = ""
+    step: int = 0
+    limit: float = math.inf
+    apart: float = math.inf
+    is_comparable: bool = True
+
+    @property
+    def ratio(self) -> float:
+        """The error as a multiple of its limit: above 1 it is not rounding."""
+        return self.error / self.limit if self.error else 0.0
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Errors up to ``tolerance`` are rounding, and so are those up to the ``noise`` that was measured.
+
+    ``negligible``: a tensor so small beside its neighbours may be nothing but rounding.
+    ``eps`` is the last bit of the type: beside larger numbers, numbers are exact to those numbers' last bits.
+    """
+
+    tolerance: float
+    negligible: float = 1.0
+    eps: float = sys.float_info.epsilon
+    noise: Noise = field(default_factory=dict)
+
+    def judge(self, kind: str, step: int, tensors: Mapping[str, Parts]) -> dict[str, Difference]:
+        """The error of each tensor: that of the part with the largest multiple of its limit."""
+        beside = _neighbours(kind, tensors)
+        return {
+            name: self._worst(kind, step, name, each, beside[_group(kind, name)])
+            for name, each in tensors.items()
+        }
+
+    def _worst(self, kind: str, step: int, name: str, tensor: Parts, neighbour: float) -> Difference:
+        noise = [*self.noise.get((kind, name), ()), *[0.0] * len(tensor.norms)]
+        total, of_parts = math.hypot(*tensor.norms), []
+        each_part = zip(tensor.norms, tensor.apart, tensor.counts, noise, strict=False)
+        for norm, apart, count, measured in each_part:
+            beside = min(self._beside(tensor, norm, count), self.negligible * norm)  # more must be measured
+            size, allowed, is_comparable = norm, max(beside, measured), True
+            if apart <= self.tolerance * norm:
+                allowed = 0.0
+            elif apart <= beside:
+                size, allowed = beside / self.tolerance, 0.0
+            elif measured:
+                larger = [each for each in (norm, total) if measured <= HIDES * each]
+                is_nothing = not larger and math.hypot(total, measured) <= self.negligible * neighbour
+                size = larger[0] if larger else neighbour if is_nothing else total
+                allowed = max(allowed, self.tolerance * size)
+                is_comparable = apart > allowed or bool(larger) or is_nothing
+            limit = max(self.tolerance, ratio(allowed, size))
+            of_parts.append(Difference(kind, ratio(apart, size), name, step, limit, apart, is_comparable))
+        hidden = next((each for each in of_parts if not each.is_comparable), None)
+        found = worst(of_parts)
+        return hidden if hidden is not None and found.ratio <= 1 else found
+
+    def _beside(self, tensor: Parts, norm: float, count: int) -> float:
+        """How far apart a part may be, since each of its numbers is as exact as larger ones beside it."""
+        size, off = norm / math.sqrt(count), 0.0
+        for other, apart, numbers in zip(tensor.norms, tensor.apart, tensor.counts, strict=False):
+            if size < other / math.sqrt(numbers) <= NEAR * size:
+                rounded = max(self.eps * other, min(apart, self.tolerance * other))
+                off = max(off, rounded / math.sqrt(numbers))
+        return BITS * off * math.sqrt(count)
+
+
+def noise_of(kinds: Kinds, least: float = 0.0) -> dict[tuple[str, str], list[float]]:
+    """How far apart the parts are. Up to ``least`` of their size, or of their neighbours', they are equal."""
+    noise = dict[tuple[str, str], list[float]]()
+    for kind, tensors in kinds.items():
+        beside = _neighbours(kind, tensors)
+        for name, each in tensors.items():
+            equal = [least * max(norm, beside[_group(kind, name)]) if least else 0.0 for norm in each.norms]
+            pairs = zip(each.apart, equal, strict=True)
+            noise[kind, name] = [apart if apart > limit else 0.0 for apart, limit in pairs]
+    return noise
+
+
+def _group(kind: str, name: str) -> str:
+    """Tensors that are neighbours: of buffers and of the optimizer's state those of one name, else all."""
+    return name.replace(": ", ".").rpartition(".")[2] if kind in ("buffers", "optimizer") else ""
+
+
+def _neighbours(kind: str, tensors: Mapping[str, Parts]) -> dict[str, float]:
+    """The root mean square of the norms of each group of neighbours."""
+    norms: dict[str, list[float]] = {}
+    for name, each in tensors.items():
+        norms.setdefault(_group(kind, name), []).append(math.hypot(*each.norms))
+    return {group: math.hypot(*of_group) / math.sqrt(len(of_group)) for group, of_group in norms.items()}
+
+
+def worst(differences: Iterable[Difference]) -> Difference:
+    """The one with the largest multiple of its limit."""
+    return max(differences, key=lambda each: (each.ratio, each.error))
+
+
+def parts_of(found: Tensors, expected: Tensors) -> dict[str, Parts]:
+    """Every tensor that one of the two has, by parts. A missing one counts as zeros."""
+    names = [*expected, *(name for name in found if name not in expected)]
+    return {name: parts(found.get(name), expected.get(name)) for name in names}
+
+
+def parts(found: torch.Tensor | None, expected: torch.Tensor | None) -> Parts:
+    """Infinitely far apart are other shapes and kinds of numbers, and NaN or infinity on one side only."""
+    if found is None or expected is None:
+        present = expected if found is None else found
+        size = magnitude(present) if present is not None else 0.0
+        return Parts((0.0 if expected is None else size,), (size,))
+    if found.shape != expected.shape or found.is_floating_point() != expected.is_floating_point():
+        return Parts((magnitude(expected),), (math.inf,))
+    a, b = map(numbers, dense(found, expected))
+    if np.array_equal(a, b):
+        return Parts((_finite_norm(b),), (0.0,))
+    if b.dtype.kind not in "fc":
+        size = max(1.0, _finite_norm(b))
+        return Parts((size,), (max(size, _norm(a.astype(float) - b.astype(float))),))
+    return _by_magnitude(_difference(a, b), b)
+
+
+def _by_magnitude(off: Array, expected: Array) -> Parts:
+    size = np.abs(expected)
+    powers = np.where((size > 0) & np.isfinite(size), np.frexp(size)[1], _LOWEST)
+    starts = _starts(np.unique(powers).tolist())
+    if len(starts) == 1:
+        return Parts((_finite_norm(expected),), (_norm(off),))
+    chosen = np.searchsorted(starts, powers, side="right") - 1
+    each = [chosen == part for part in range(len(starts))]
+    norms, apart = [_finite_norm(expected[some]) for some in each], [_norm(off[some]) for some in each]
+    return Parts(norms, apart, [int(some.sum()) for some in each])
+
+
+_LOWEST = -2000
+"""The power of two of zeros, and of what is not finite."""
+
+
+def _starts(used: Sequence[int]) -> list[int]:
+    """The lowest power of two of each part, of those in use, the smallest first; zeros are a part."""
+    starts, top = list[int](), used[-1]
+    for below, power in reversed(list(pairwise(used))):
+        if below == _LOWEST or power - below > GAP or top - below > SPAN:
+            starts.insert(0, power)
+            top = below
+    return [used[0], *starts]
+
+
+# --- norms ---
+
+
+def relative_error(found: Tensors, expected: Tensors) -> float:
+    """The largest relative error of a part of a tensor; infinite where shapes differ."""
+    judged = Limits(1.0).judge("", 0, parts_of(found, expected))
+    return max((each.error for each in judged.values()), default=0.0)
+
+
+def whole_error(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """``||found - expected|| / ||expected||`` of the whole tensor, where small numbers may hide."""
+    return ratio(distance(found, expected), magnitude(expected))
+
+
+def distance(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """``||found - expected||``; infinite for other shapes and for NaN on one side only."""
+    if found.shape != expected.shape:
+        return math.inf
+    a, b = map(numbers, dense(found, expected))
+    return _norm(_difference(a, b) if b.dtype.kind in "fc" else a.astype(float) - b.astype(float))
+
+
+def magnitude(tensor: torch.Tensor) -> float:
+    """The norm over the finite entries."""
+    return _finite_norm(numbers(tensor))
+
+
+def numbers(tensor: torch.Tensor) -> Array:
+    """The numbers of a tensor on the host, floating-point ones in float64 or complex128."""
+    flat = tensor.detach()
+    flat = (flat.coalesce().values() if flat.is_sparse else flat).cpu()
+    if flat.is_floating_point() or flat.is_complex():
+        flat = flat.to(torch.complex128 if flat.is_complex() else torch.float64)
+    return flat.resolve_conj().resolve_neg().numpy()
+
+
+def dense(found: torch.Tensor, expected: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Both as dense tensors; of two sparse ones the rows that either has."""
+    if found.is_sparse and expected.is_sparse and found.sparse_dim() == expected.sparse_dim() == 1:
+        both = [each.cpu().coalesce() for each in (found, expected)]
+        rows = torch.unique(torch.cat([each.indices()[0] for each in both]))
+        found, expected = (each.index_select(0, rows) for each in both)
+    found, expected = (each.to_dense() if each.is_sparse else each for each in (found, expected))
+    return found, expected
+
+
+def ratio(apart: float, size: float) -> float:
+    """Infinite over nothing; of nothing it is 0."""
+    if not apart:
+        return 0.0
+    return apart / size if size else math.inf
+
+
+def _difference(found: Array, expected: Array) -> Array:
+    """Zero where both are the same infinity, or NaN."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        apart = found - expected
+    if not np.isfinite(apart).all():
+        apart = np.where((found == expected) | (np.isnan(found) & np.isnan(expected)), 0.0, apart)
+    return apart
+
+
+def _finite_norm(array: Array) -> float:
+    if array.dtype.kind not in "fc":
+        array = array.astype(float)
+    found = _norm(array)
+    return found if math.isfinite(found) else min(_norm(array[np.isfinite(array)]), sys.float_info.max)
+
+
+def _norm(array: Array) -> float:
+    """The norm, also of numbers whose squares are not in the range of float64; infinity for NaN."""
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        found = float(np.linalg.norm(array.ravel()))
+        if found == 0 or not math.isfinite(found):
+            top = float(np.abs(array).max(initial=0.0))
+            found = top * float(np.linalg.norm(array.ravel() / top)) if 0 < top < math.inf else top
+    return math.inf if math.isnan(found) else found

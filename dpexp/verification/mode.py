@@ -1,0 +1,216 @@
+"""Mode: how a model is compared whose outputs depend on the rows beside a row, or on random numbers.
+
+rows together    the single device computes a batch as one. Batch norms whose rows are split and layers that
+                 draw random numbers are in eval mode; everything else must not depend on the split
+rows in chunks   it computes one chunk of rows after the other in training mode, with the random numbers and
+                 the buffers of each: what PyTorch's DataParallel and DistributedDataParallel define
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils.hooks import RemovableHandle
+
+from dpexp.distributed.process_group import ProcessGroup
+from dpexp.parallel.rng_order import DRAWS, PROBABILITIES, is_random_layer, mark_drawing
+from dpexp.strategies.modules.wrappers import parts, wrapped_key
+from dpexp.strategies.placed import Placed
+from dpexp.verification.chunks import Chunks
+
+OTHER_NUMBERS = "random layers draw other numbers than on a single device, and are not compared"
+ALL_ROWS = "batch norms use the statistics of all rows, and random layers are not compared"
+
+
+WHOLE_MODEL = "*"
+"""Among names of modules: the model with every module in it."""
+
+
+@dataclass(frozen=True)
+class Mode:
+    """``quiet`` are the names of modules in eval mode. A ``note`` says what a user's layout does by definition."""
+
+    quiet: frozenset[str] = frozenset()
+    in_chunks: bool = False
+    note: str = ""
+
+
+class Switch:
+    """Puts modules of these names into eval mode, and others into the mode in which they were made."""
+
+    def __init__(self, module: nn.Module, layers: frozenset[str] = frozenset()) -> None:
+        self._parts = [
+            (part.name, part.module, part.module.training, getattr(part.module, "dropout", None))
+            for part in parts(module)
+            if not wrapped_key(part.module)
+        ]
+        self._replaced = layers
+
+    def set(self, quiet: frozenset[str]) -> None:
+        """``layers`` are batch norms and random layers: what a layout has made of one has their mode as a whole."""
+        roots = tuple(f"{name}." for name in quiet & self._replaced)
+        for name, module, training, dropout in self._parts:
+            is_quiet = name in quiet or WHOLE_MODEL in quiet or name.startswith(roots or ("*",))
+            is_recurrent = isinstance(module, nn.RNNBase)  # cuDNN has no backward in eval mode
+            if is_recurrent:
+                module.dropout = 0.0 if is_quiet else dropout
+            module.training = training and (is_recurrent or not is_quiet)
+
+
+@dataclass(frozen=True)
+class Nature:
+    """What of a model depends on the rows beside a row (``batch_norms``), or on random numbers (``drawing``).
+
+    ``has_no_eval_mode``: a batch norm without running statistics uses those of its rows in eval mode, too.
+    """
+
+    batch_norms: frozenset[str]
+    drawing: frozenset[str]
+    has_no_eval_mode: bool = False
+
+    @classmethod
+    def of(cls, model: nn.Module, step: Callable[[frozenset[str]], bool]) -> Nature:
+        """``step(quiet)`` takes a step of the single device with these modules in eval mode; whether it drew."""
+        layers = {name: part for name, part in model.named_modules() if part.training}
+        norms = frozenset(name for name, part in layers.items() if isinstance(part, _BatchNorm))
+        drawing = frozenset(name for name, part in layers.items() if is_random_layer(part))
+        while WHOLE_MODEL not in drawing:
+            with drawing_modules(model) as draws:
+                drew = step(norms | drawing)
+            if not (draws.any or drew):
+                break
+            drawing = more_quiet(drawing, draws.names)
+        mark_drawing(model, drawing - {WHOLE_MODEL})
+        without_statistics = any(map(_has_no_statistics, model.modules()))
+        return cls(norms, drawing, without_statistics)
+
+
+def _has_no_statistics(part: nn.Module) -> bool:
+    return isinstance(part, _BatchNorm) and part.running_mean is None
+
+
+@dataclass(frozen=True)
+class Modes:
+    """``together`` for most steps, unless the model draws in any mode; then the first of ``training`` that passes."""
+
+    together: Mode | None
+    training: tuple[Mode, ...]
+
+    @classmethod
+    def of(
+        cls, nature: Nature, model: nn.Module, placed: Placed, chunks: Chunks, group: ProcessGroup
+    ) -> Modes:
+        """Every rank gets the same."""
+        own = (
+            [each.name for each in parts(placed.module) if isinstance(each.module, nn.SyncBatchNorm)],
+            _has_other_layers(placed, model, nature.drawing),
+        )
+        by_rank = group.all_gather(own)  # stages have other modules
+        synchronized = frozenset(name for names, _ in by_rank for name in names if group.size > 1)
+        norms, drawing = nature.batch_norms - synchronized, nature.drawing
+        together = Mode(norms | drawing)
+        if not (norms | drawing) and not nature.has_no_eval_mode:
+            return cls(together, ())
+        strict = Mode(synchronized if chunks.are_synchronized else frozenset(), True)
+        others = []
+        if not chunks.draws_alike:
+            others.append(Mode(strict.quiet | drawing, True, OTHER_NUMBERS))
+        if not chunks.is_known and nature.batch_norms:
+            others.append(Mode(drawing, False, ALL_ROWS))
+        if any(other for _, other in by_rank):
+            others = []
+        if not chunks.splits and chunks.is_known and chunks.draws_alike and not synchronized:
+            return cls(strict, ())  # it computes a batch as one, in training mode
+        if nature.has_no_eval_mode and chunks.is_known:
+            return cls(replace(strict, quiet=strict.quiet | drawing), ())
+        has_no_mode = WHOLE_MODEL in drawing or nature.has_no_eval_mode
+        return cls(None if has_no_mode else together, (strict, *others))
+
+
+def _has_other_layers(placed: Placed, model: nn.Module, drawing: frozenset[str]) -> bool:
+    """Whether a random layer of the model is not random in the layout, or has another probability."""
+    layers = {name: part for name, part in model.named_modules() if name in drawing and is_random_layer(part)}
+    return any(
+        _probabilities(part.module) != _probabilities(layers[part.name])
+        for part in parts(placed.module)
+        if part.name in layers and not wrapped_key(part.module)
+    )
+
+
+def _probabilities(layer: nn.Module) -> list[object]:
+    return [vars(layer).get(key) for key in PROBABILITIES]
+
+
+def draws(model: nn.Module) -> bool:
+    """Whether a module of the model is known to draw random numbers in training."""
+    return any(part.training and (is_random_layer(part) or DRAWS in vars(part)) for part in model.modules())
+
+
+def has_batch_norm(model: nn.Module) -> bool:
+    """Whether a batch norm uses the statistics of its rows."""
+    return any(
+        isinstance(part, _BatchNorm) and (part.training or _has_no_statistics(part))
+        for part in model.modules()
+    )
+
+
+# --- random draws ---
+
+
+@dataclass
+class Draws:
+    """``names`` are those of the modules that drew; ``any`` is True for draws outside of modules, too."""
+
+    names: set[str] = field(default_factory=set)
+    any: bool = False
+
+
+@contextmanager
+def drawing_modules(model: nn.Module) -> Iterator[Draws]:
+    """The modules that draw from the host's generator, complete when the context ends."""
+    draws, inside, latest = Draws(), list[str](), [torch.get_rng_state()]
+
+    def look() -> None:
+        state = torch.get_rng_state()
+        if not torch.equal(state, latest[0]):
+            draws.any, latest[0] = True, state
+            draws.names.update(inside[-1:])
+
+    def enter(name: str, module: nn.Module, args: Any) -> None:
+        look()
+        inside.append(name)
+
+    def leave(module: nn.Module, args: Any, outputs: Any) -> None:
+        look()
+        inside.pop()
+
+    handles = list[RemovableHandle]()
+    try:
+        for name, module in model.named_modules():
+            handles.append(module.register_forward_pre_hook(partial(enter, name)))
+            handles.append(module.register_forward_hook(leave))
+        yield draws
+        look()
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def more_quiet(quiet: frozenset[str], drawing: set[str]) -> frozenset[str]:
+    """The modules to put into eval mode, given those that were in it and those that drew nevertheless.
+
+    A module may read ``training`` of the one around it: this is the next to be quiet, up to the model.
+    """
+    found = set(quiet)
+    for name in drawing:
+        while name in found and name:
+            name = name.rpartition(".")[0]
+        found.add(name)
+    return frozenset(found) if found != quiet else quiet | {WHOLE_MODEL}

@@ -1,0 +1,165 @@
+"""Own steps: takes of the run's own trainer in its own type, its first steps and those after its last."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import nn
+
+from dpexp.config.errors import describe
+from dpexp.data.batch import Batch
+from dpexp.data.objective import Objective
+from dpexp.devices import without_tf32
+from dpexp.training.optimizer_choice import OptimizerFactory
+from dpexp.training.trainer import Trainer
+from dpexp.verification.alone import OwnGroupError
+from dpexp.verification.chunks import Chunks
+from dpexp.verification.compare import Limits
+from dpexp.verification.diagnosis.locate import Locator
+from dpexp.verification.mode import OTHER_NUMBERS, Mode, draws, has_batch_norm
+from dpexp.verification.model_copy import copied
+from dpexp.verification.recorder import fewer_collections
+from dpexp.verification.result import TOLERANCE, Result
+from dpexp.verification.rounding import NEGLIGIBLE
+from dpexp.verification.single_device import SingleDevice
+from dpexp.verification.state import read_by_rows
+from dpexp.verification.take import (
+    Failure,
+    NotComparableError,
+    Report,
+    SingleDeviceError,
+    Take,
+    no_report,
+)
+from dpexp.verification.touched_rows import UnknownIdError, touched_rows
+
+FIRST = 4
+"""So many of the run's first steps are compared; those that a short warm-up lacks come after the last."""
+EPS = 4
+"""Errors up to so many eps of a narrow type are its rounding."""
+NO_MEMORY = "allocate memory"
+"""In PyTorch's error where the host has none left: a single device needs more than the run."""
+
+
+class OwnSteps:
+    """Made before the model is placed, of which it keeps a copy, with the touched rows of large tables.
+
+    ``bind`` gives it the run's trainer. ``proven`` is the mode in which training mode was compared before.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        objective: Objective,
+        optimizer: OptimizerFactory | None,
+        dtype: torch.dtype,
+        autocast: str = "",
+        report: Report = no_report,
+        proven: Mode | None = None,
+    ) -> None:
+        self._objective, self._optimizer, self._report, self._proven = objective, optimizer, report, proven
+        self._dtype, self._autocast = dtype, autocast
+        self._copy, self._rows = copied(model, dtype).train(optimizer is not None), touched_rows(model)
+        self.note = ""
+
+    def bind(self, trainer: Trainer) -> Result:
+        """Compare the model as placed, before any step."""
+        layout = read_by_rows(trainer, self._rows)
+        chunks = Chunks.of(layout.placed, trainer.group)
+        mode, why_not = own_mode(self._copy, chunks, layout, self._proven)
+        self.note = self._of_layout = f"not compared: {why_not}" if why_not else ""
+        single, exact = self._single(self._dtype, self._autocast, chunks), None
+        single.set_mode(mode)
+        if self._dtype != torch.float64 or self._autocast:
+            exact = self._single(torch.float64, "", chunks)
+            exact.set_mode(mode)
+        tolerance, negligible = base_tolerance(self._dtype, self._autocast)
+        limits = Limits(tolerance, negligible, torch.finfo(self._dtype).eps)
+        self._take = Take(layout, single, limits, exact)
+        failure = self._take.check_placed()
+        if failure is None:
+            return self._result()
+        error, name = failure.worst.error, failure.worst.tensor
+        return self._result(failure, f"parameter '{name}' differs from the model's by {error:.1e}")
+
+    def _single(self, dtype: torch.dtype, autocast: str, chunks: Chunks) -> SingleDevice:
+        return SingleDevice(copied(self._copy, dtype), self._objective, self._optimizer, autocast, chunks)
+
+    def first(self, batches: Iterable[Batch], parts: Iterable[Batch]) -> Result:
+        """The run's step on each of its parts of the global batches."""
+        with fewer_collections(self._copy), without_tf32():
+            return self._taken(zip(batches, parts, strict=False))
+
+    def last(self, batches: Iterable[Batch], parts: Iterable[Batch]) -> Result:
+        """The same from the state of a run that has trained, which then accumulates as before."""
+        self.note = self._of_layout
+        self._take.restart()
+        apart = self._take.check_state()
+        if apart is not None:
+            return self._result(apart, apart.text)
+        if self._take.layout.optimizers is None:
+            return self.first(batches, parts)
+        with self._take.layout.optimizers.restarted():
+            return self.first(batches, parts)
+
+    def _taken(self, pairs: Iterable[tuple[Batch, Batch]]) -> Result:
+        for batch, part in pairs:
+            if not self.note:
+                try:
+                    failure = self._take.step(batch, part)
+                except SingleDeviceError as raised:
+                    if not isinstance(raised, NotComparableError) and self._is_of_model(raised.cause):
+                        self._take.layout.step(part)  # which raises the same, or computes something else
+                        cause = f"a single device raises {describe(raised.cause)}, the run does not"
+                        return self._result(cause=cause)
+                    self.note = f"not compared: a single device does not compute it: {raised.cause}"
+                else:
+                    if failure:
+                        locator = Locator(self._take, failure, self._copy, self._report)
+                        return self._result(failure, failure.text or locator.message())
+                    continue
+            self._take.layout.step(part)
+        return self._result()
+
+    def _is_of_model(self, error: Exception) -> bool:
+        """Whether the run would raise it too, if it computed what a single device computes."""
+        take = self._take
+        is_other = isinstance(error, UnknownIdError | OwnGroupError) or NO_MEMORY in str(error)
+        return take.layout.placed.is_on_host and not take.single.mode.in_chunks and not is_other
+
+    def _result(self, failure: Failure | None = None, cause: str = "") -> Result:
+        take = self._take
+        notes = [self.note] if self.note else take.hidden_notes()
+        failed = failure.worst if failure is not None else None
+        return Result(
+            self._dtype, 0 if self.note else take.compared, take.of_all_ranks(), notes, failed, cause
+        )
+
+
+def own_mode(model: nn.Module, chunks: Chunks, layout: Trainer, proven: Mode | None) -> tuple[Mode, str]:
+    """How a single device computes what the run does in training mode, and why it cannot be compared.
+
+    What a user's layout does by definition is that of the mode in which it was ``proven``.
+    """
+    has_draws = draws(model)
+    if not has_draws and (chunks.are_synchronized or not has_batch_norm(model)):
+        return Mode(), ""
+    if has_draws and (not layout.placed.is_on_host or chunks.are_synchronized):
+        return Mode(), OTHER_NUMBERS
+    if chunks.is_known:
+        return Mode(in_chunks=True), "" if chunks.draws_alike or not has_draws else OTHER_NUMBERS
+    if proven is None:
+        return Mode(), "batch norms and random layers of the layout were not compared in training mode"
+    if has_draws and (proven.note or not chunks.draws_alike):
+        return Mode(), OTHER_NUMBERS
+    return Mode(in_chunks=proven.in_chunks), ""
+
+
+def base_tolerance(dtype: torch.dtype, autocast: str) -> tuple[float, float]:
+    """(errors that are rounding, what of a kind is negligible) in the narrowest type of a run."""
+    narrowest = min((dtype, getattr(torch, autocast or "float64")), key=lambda each: -torch.finfo(each).eps)
+    eps = torch.finfo(narrowest).eps
+    if narrowest in TOLERANCE:
+        return TOLERANCE[narrowest], NEGLIGIBLE[narrowest]
+    return EPS * eps, min(NEGLIGIBLE[torch.bfloat16], 100 * eps)

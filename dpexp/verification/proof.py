@@ -1,0 +1,365 @@
+"""Proof: whether a layout of a model trains as a single device does, shown on copies in float64.
+
+A proof is a list of takes (``take``), each from the layout's own state:
+
+    rows together   three batches of the run, and some made ones; one to three whose collectives end late; two in eval mode
+    in chunks       the three again, where batch norms or random layers were in eval mode
+
+It knows nothing of a run's config: a model, a function that lays it out, batches, a loss and an optimizer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, TypeAlias
+
+import torch
+from torch import nn
+
+from dpexp.config.alike import listed
+from dpexp.config.errors import describe
+from dpexp.config.ranges import plural
+from dpexp.data.batch import Batch
+from dpexp.data.objective import Objective
+from dpexp.data.rng import kept_globals, seed_globals
+from dpexp.distributed.process_group import ProcessGroup
+from dpexp.parallel.rng_order import mark_drawing
+from dpexp.strategies import sharding_rules
+from dpexp.strategies.placed import Placed
+from dpexp.training.optimizer_choice import OptimizerFactory
+from dpexp.training.trainer import Trainer
+from dpexp.verification.alone import OwnGroupError
+from dpexp.verification.chunks import Chunks
+from dpexp.verification.compare import Limits
+from dpexp.verification.diagnosis.locate import Locator
+from dpexp.verification.gathered_outputs import gathered_outputs, scalars_of_replicas
+from dpexp.verification.late import LateCollectives, delays_of
+from dpexp.verification.made_batches import Made, Pieces, rows_of
+from dpexp.verification.mode import OTHER_NUMBERS, WHOLE_MODEL, Mode, Modes, Nature, Switch
+from dpexp.verification.model_copy import copied
+from dpexp.verification.recorder import Step, computed, fewer_collections
+from dpexp.verification.result import TOLERANCE, Result
+from dpexp.verification.rounding import MARGIN, NARROWER, NEGLIGIBLE
+from dpexp.verification.single_device import SingleDevice, in_dtype
+from dpexp.verification.state import State
+from dpexp.verification.take import Failure, Report, SingleDeviceError, Take, no_report
+from dpexp.verification.unreached import Unreached
+
+LayOut: TypeAlias = Callable[[nn.Module], Placed]
+
+CORRELATED = 0.75
+"""Chunks with the same random numbers leave at most half of the rows of alike rows different."""
+EVALUATED = "in eval mode, without gradients"
+LATE = "collectives that end some milliseconds later: a wait is missing"
+
+
+@dataclass
+class Proof:
+    """``optimizer`` makes the optimizer of some parameters; without one only forwards are compared.
+
+    ``made`` are batches to step after those of the run, which a layout splits into ``pieces``. Neither the model nor
+    the random state of the host is changed. ``report`` gets what differs before it is located.
+    """
+
+    model: nn.Module
+    lay_out: LayOut
+    batches: Sequence[Batch]
+    objective: Objective
+    optimizer: OptimizerFactory | None = None
+    group: ProcessGroup = field(default_factory=ProcessGroup)
+    dtype: torch.dtype = torch.float64
+    made: Sequence[Made] = ()
+    pieces: Pieces = field(default_factory=Pieces)
+    report: Report = no_report
+
+    def result(self) -> Result:
+        """Compare; every rank must call this, and gets the same result.
+
+        Raises what the model raises in every type, and NonfiniteError where the single device's loss is not
+        finite.
+        """
+        with kept_globals(), scalars_of_replicas(), fewer_collections(self.model):
+            self._unreached, self._notes, self._narrowed = Unreached(), dict[str, None](), ""
+            try:
+                self._make_single_device()
+                self._lay_out()
+                return self._taken()
+            except OwnGroupError as error:
+                return Result(self.dtype, notes=[str(error)])
+            except SingleDeviceError as error:
+                if isinstance(error.cause, OwnGroupError):
+                    return Result(self.dtype, notes=[str(error.cause)])
+                raise error.cause from None
+
+    # --- both sides ---
+
+    def _make_single_device(self) -> None:
+        """In the first type in which it computes; what the model does by nature, another one has found out."""
+        while True:
+            self._probe = self._single_device()
+            self._initial, first = State.of(self._probe.trainer), self.batches[0]
+            try:
+                self._nature = Nature.of(
+                    self._probe.trainer.placed.module, lambda quiet: self._drew(quiet, first)
+                )
+                break
+            except (RuntimeError, NotImplementedError) as error:
+                narrower = NARROWER.get(self.dtype)
+                if type(error) not in (RuntimeError, NotImplementedError) or narrower is None:
+                    raise
+                self._narrowed = f"compared in {narrower}, since the model does not compute in {self.dtype}: "
+                self._narrowed += describe(error)
+                self.dtype = narrower
+        self._single = self._single_device()
+        mark_drawing(self._single.trainer.placed.module, self._nature.drawing - {WHOLE_MODEL})
+
+    def _single_device(self) -> SingleDevice:
+        return SingleDevice(copied(self.model, self.dtype), self.objective, self.optimizer)
+
+    def _drew(self, quiet: frozenset[str], batch: Batch) -> bool:
+        self._probe.set_mode(Mode(quiet))
+        self._probe.step(self._initial, batch)
+        return self._probe.drew
+
+    def _lay_out(self) -> None:
+        """Make the layout, of a copy with the modes of the model as written; and take its steps from then on."""
+        model = copied(self.model, self.dtype)
+        mark_drawing(model, self._nature.drawing - {WHOLE_MODEL})
+        placed, exact = self.lay_out(model), None
+        cast = {each.dtype for each in placed.module.parameters() if each.is_floating_point()} - {self.dtype}
+        if len(cast) == 1 and all(cast.isdisjoint({each.dtype}) for each in self.model.parameters()):
+            exact = self._single
+            self.dtype = next(iter(cast))
+            self._narrowed = f"compared in {self.dtype}: the layout has cast the model to it"
+            self._make_single_device()
+        layout = Trainer(placed, self.objective.loss, self.optimizer, group=self.group)
+        eps = torch.finfo(self.dtype).eps
+        limits = Limits(eps if self._narrowed else TOLERANCE[self.dtype], NEGLIGIBLE[self.dtype], eps)
+        self._switch = Switch(placed.module, self._nature.batch_norms | self._nature.drawing)
+        before: Take | None = getattr(self, "_take", None)
+        if before is None:
+            self._single.chunks = Chunks.of(placed, self.group)
+            self._modes = Modes.of(self._nature, self.model, placed, self._single.chunks, self.group)
+            self._take = Take(layout, self._single, limits, exact, records=True, clips=True)
+        else:
+            self._take = replace(before, layout=layout)
+            self._set_mode(self._single.mode)
+
+    def _set_mode(self, mode: Mode) -> None:
+        self._single.set_mode(mode)
+        self._switch.set(mode.quiet)
+
+    # --- takes ---
+
+    def _taken(self) -> Result:
+        together, training, proven = self._modes.together, 0, None
+        self._initial.load(self._single.trainer)
+        failure = self._take.check_placed()
+        if together is None:
+            self._note(
+                "no mode of the model computes its rows apart from each other: compared in training mode only"
+            )
+        elif failure is None:
+            self._set_mode(together)
+            failure, proven = self._in_mode(), together if together.in_chunks else None
+        notes, steps = self._take.hidden_notes(), self._take.compared
+        if failure is None and self._modes.training and self.optimizer is not None:
+            failure, proven = self._in_training()
+            notes, training = [*notes, *self._take.hidden_notes()], self._take.compared
+        return self._result(failure, steps, training, proven, notes)
+
+    def _in_mode(self) -> Failure | None:
+        """The steps in the mode for most of them, to the end of a window of accumulation."""
+        waits = self.group.size > 1 and self.optimizer is not None and not self._single.mode.in_chunks
+        collectives = LateCollectives(None) if waits else None
+        failure = self._steps([self._batches[0]], [collectives])
+        failure = failure or self._steps(self._batches[1:]) or self._steps_on_made() or self._evaluated()
+        if failure is None and collectives is not None:
+            delays = delays_of(max(self.group.all_gather(collectives.count)))
+            self._take.made |= {self._take.steps + 1 + k: LATE for k in range(len(delays))}
+            failure = self._steps(
+                [self._batches[0]] * len(delays), [LateCollectives(each) for each in delays]
+            )
+        optimizers = self._take.layout.optimizers
+        while failure is None and optimizers is not None and optimizers.batches:
+            failure = self._steps([self._batches[0]])
+        return failure
+
+    def _steps(
+        self, batches: Sequence[Batch], inside: Iterable[AbstractContextManager[object] | None] = ()
+    ) -> Failure | None:
+        """A step on each batch, until one differs."""
+        for batch, context in zip(batches, [*inside, *[None] * len(batches)], strict=False):
+            part = self.objective.weighted(batch.part(self.group.rows), self.group)
+            seed_globals(((self._take.steps + 1) << 16) + self.group.dp_rank)
+            failure = self._take.step(batch, part, context)
+            if failure:
+                return failure
+            self._unreached.add(self._take.latest)
+        return None
+
+    def _steps_on_made(self) -> Failure | None:
+        """The same on those that are made; one that either side refuses is left out, if every rank refuses it."""
+        for each in self.made:
+            batch = in_dtype(each.batch, self.dtype)
+            if any(self.group.all_gather(self._refusal(batch))):
+                continue
+            self._take.made[self._take.steps + 1] = each.what
+            try:
+                failure = self._steps([batch])
+            except Exception as error:  # of any kind: it is the user's model or layout
+                by = (
+                    "a single device refuses it with"
+                    if isinstance(error, SingleDeviceError)
+                    else "the layout raises"
+                )
+                cause = getattr(error, "cause", error)
+                if not self.group.all_failed(f"verification: {each.what}", describe(cause)):
+                    raise cause from None
+                self._note(f"a batch with {each.what} was not verified: {by} {describe(cause)}")
+                self._take.steps -= 1
+                self._lay_out()  # what has raised may be left in the middle of a step
+                continue
+            if failure:
+                return failure
+        return None
+
+    def _refusal(self, batch: Batch) -> str:
+        """Why no run has this batch.
+
+        A single device refuses it, in whole or in pieces; or a piece leaves a rank without a gradient, for which
+        others wait.
+        """
+        if self.pieces.count == 1:
+            return ""
+        self._probe.set_mode(Mode(self._nature.drawing - {WHOLE_MODEL}))
+        try:
+            wanted, *found = (
+                self._probe.step(self._initial, each)[0].gradients.keys()
+                for each in (self._batches[0], batch, *self.pieces.of(batch))
+            )
+        except Exception as error:  # of any kind: it is the user's model
+            return describe(error)
+        has_idle = len(torch.arange(batch.rows).chunk(self.pieces.ranks)) < self.pieces.ranks
+        if has_idle and self._nature.batch_norms:
+            return "a rank without rows would have statistics of its own"
+        if self.pieces.ranks > 1 and any(names != wanted for names in found):
+            return "its rows do not reach the parameters that those of a whole batch reach"
+        return ""
+
+    def _evaluated(self) -> Failure | None:
+        """Trained weights in eval mode, on the first batch and the one with the fewest rows; ranks get all rows."""
+        if self.optimizer is None:
+            return None
+        steps, chunks, mode = self._take.steps, self._single.chunks, self._single.mode
+        self._single.chunks = replace(chunks, dp_size=1)
+        self._single.set_mode(mode)
+        for batch in (self._batches[0], min(self._batches, key=lambda batch: batch.rows)):
+            self._take.made[self._take.steps + 1] = EVALUATED
+            failure = self._take.evaluate(batch)
+            if failure:
+                return failure
+        self._take.steps, self._single.chunks = steps, chunks
+        self._set_mode(mode)  # an evaluation leaves every module in training mode
+        return None
+
+    def _in_training(self) -> tuple[Failure | None, Mode | None]:
+        """The batches chunk by chunk in training mode: the first mode that passes, or else the strict one's failure."""
+        batches = [each for each in self._batches if self._single.chunks.smallest(each.rows) > 1]
+        errors, first = dict(self._take.errors), None
+        if not batches:
+            self._take.restart()
+            self._take.errors = errors
+            self._note("not compared in training mode: its chunks have one row")
+            return None, None
+        for mode in self._modes.training:
+            self._take.restart()
+            self._take.errors = dict(errors)
+            self._set_mode(mode)
+            if self._take.layout.optimizers is not None:
+                self._take.layout.optimizers.restart()  # forget what a step that differs has left
+            try:
+                failure = self._steps(batches)
+            except SingleDeviceError as error:
+                self._note(f"not compared in training mode: {describe(error.cause)}")
+                self._take.restart()
+                self._take.errors = errors
+                return None, None
+            if failure is None:
+                if mode.note == OTHER_NUMBERS and self._are_correlated(batches[0]):
+                    break
+                if mode.note:
+                    self._note(f"in training mode, {mode.note}")
+                return None, mode
+            first = first or (failure, dict(self._take.errors), self._take.steps)
+        failure, self._take.errors, self._take.steps = first  # type: ignore[misc]
+        return failure, None
+
+    def _are_correlated(self, batch: Batch) -> bool:
+        """Whether rows of the layout get the same random numbers as others, and do not on a single device."""
+        self._set_mode(self._modes.training[0])
+        alike = rows_of(batch, [0] * batch.rows)
+        part = self.objective.weighted(alike.part(self.group.rows), self.group)
+        seed_globals(self.group.dp_rank)
+        expected, _ = self._single.step(State.of(self._take.layout), alike)
+        found = computed(self._take.layout, part)
+        found.outputs = gathered_outputs(found, expected, part, self.objective, self.group)
+        return 2 * _distinct(expected) > batch.rows and _distinct(found) < CORRELATED * _distinct(expected)
+
+    # --- the result ---
+
+    def _result(
+        self, failure: Failure | None, steps: int, training: int, proven: Mode | None, notes: Sequence[str]
+    ) -> Result:
+        take, cause = self._take, ""
+        if failure is not None:
+            located = failure.text or Locator(take, failure, self.model, self.report).message()
+            cause = f"in training mode, {located}" if training else located
+        worst, trains = take.of_all_ranks(), self.optimizer is not None
+        if trains and not cause and not self._unreached.trained:
+            self._note(
+                "no parameter had a gradient other than zero, so that a wrong layout would look the same"
+            )
+            steps = training = 0
+        quiet = self._modes.together.quiet if self._modes.together is not None else frozenset()
+        if quiet:
+            why = "each shard has its own statistics or masks"
+            self._note(f"in eval mode in some steps: {listed(sorted(quiet))}: {why}")
+        if training:
+            self._note(f"in training mode, chunk by chunk: {plural(training, 'step')} more")
+        limit, tolerance = max((each.limit for each in worst.values()), default=0.0), take.limits.tolerance
+        if limit > tolerance:
+            why = self._narrowed or f"rounding exceeds {tolerance:g}"
+            measured = f"a single device that rounds it otherwise differs from itself by {limit / MARGIN:.1e}"
+            self._note(f"{why}; {measured}, and the limit is {limit:.1e}: smaller errors are not seen")
+        elif self._narrowed:
+            self._note(self._narrowed)
+        return Result(
+            self.dtype,
+            steps,
+            worst,
+            [*self._notes, *notes, *take.notes, *sharding_rules.notes()],
+            failure.worst if failure is not None else None,
+            cause,
+            training,
+            proven,
+            self._unreached.modules(self.model),
+            self._unreached.parameters(self.model) if trains else (),
+        )
+
+    def _note(self, text: str) -> None:
+        self._notes[text] = None
+
+    @cached_property
+    def _batches(self) -> list[Batch]:
+        return [in_dtype(batch, self.dtype) for batch in self.batches]
+
+
+def _distinct(step: Step) -> int:
+    """How many rows of the outputs differ from each other, by more than rounding."""
+    rows: list[Any] = [each.flatten(1) for each in step.outputs.values() if each.dim() > 1 and each.numel()]
+    scaled = [tensor / tensor.abs().max().clamp(min=1e-300) for tensor in rows]
+    return max((len(torch.unique((each * 1e9).round(), dim=0)) for each in scaled), default=0)

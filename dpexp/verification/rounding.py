@@ -1,0 +1,195 @@
+"""Rounding: how far a single device is from itself when its arithmetic is rounded otherwise.
+
+A forward may compute in float32 although the model is in float64, some operators have no float64 kernel, some models
+lose digits in float64, too, and an accelerator has kernels of its own. What two layouts may then differ by is
+measured: the single device takes the step again, and every operation reads its inputs up to one bit away from
+where they are.
+
+Source: Vignes, "A stochastic arithmetic for reliable scientific computation", 1993.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import zip_longest
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+from dpexp import tensors
+from dpexp.strategies.placed import StepObserver
+from dpexp.verification.compare import HIDES, Kinds, Limits, Noise, Parts, noise_of
+from dpexp.verification.recorder import Computed
+
+NARROWER = {torch.float64: torch.float32, torch.float32: torch.bfloat16}
+"""The type to verify in next, where an operator has no kernel for a type."""
+MARGIN, DRAWS = 10, 3
+"""The limit is so many times the largest of so many measured differences, of all possible roundings."""
+TWICE, DRAWS_OF_SHORT = 2, 8
+"""A layout in a short type may be so many times as far from float64 as the farthest single device in this type.
+
+So narrow a limit is measured more often than others, until it explains what differs."""
+CERTAIN = 100
+"""An error of so many times a limit that was measured once is not rounding."""
+NEGLIGIBLE = {torch.float64: 1e-4, torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.1}
+"""A tensor that is zero but for rounding is at most so large beside its neighbours."""
+
+
+def largest(draws: Iterable[Noise], margin: float = MARGIN) -> dict[tuple[str, str], list[float]]:
+    """The noise of several draws as one: of each part of a tensor the largest, with the margin."""
+    noise: dict[tuple[str, str], list[float]] = {}
+    for draw in draws:
+        for key, apart in draw.items():
+            known, scaled = noise.get(key, [0.0] * len(apart)), (margin * each for each in apart)
+            noise[key] = [max(pair) for pair in zip_longest(known, scaled, fillvalue=0.0)]
+    return noise
+
+
+@dataclass
+class StepRounding:
+    """What rounding explains of a step: ``again(draw)`` is a single device that rounds otherwise, or as usual (None).
+
+    ``in_float64()`` is one in float64, where ``again`` computes in a shorter type; else None.
+    """
+
+    found: Computed
+    expected: Computed
+    again: Callable[[int | None], Computed]
+    in_float64: Callable[[], Computed | None]
+    limits: Limits
+
+    def __post_init__(self) -> None:
+        self._singles = [self.expected]
+
+    @cached_property
+    def plain(self) -> Kinds:
+        """How far the layout is from the single device."""
+        return self.found.apart(self.expected)
+
+    @cached_property
+    def _exact(self) -> Computed | None:
+        return self.in_float64()
+
+    @cached_property
+    def _without_draw(self) -> Noise:
+        """Of tensors which differ although nothing is rounded otherwise: they count calls, say."""
+        again = self.again(None)
+        self._singles.append(again)
+        is_shorter = self._exact is self.expected
+        return {} if is_shorter else noise_of(again.apart(self.expected), self.limits.tolerance)
+
+    def measured(self, draw: int) -> tuple[Kinds, Noise]:
+        """What differs beside what, and what rounding explains of it, after one more draw.
+
+        A tensor that differs is judged beside float64, unless that is so far away that it hides errors.
+        """
+        exact, without = self._exact, self._without_draw
+        self._singles.append(self.again(draw))
+        noise = self._noise(self.expected, MARGIN if exact is None else TWICE, without)
+        if exact is None:
+            return self.plain, noise
+        kinds = dict[str, dict[str, Parts]]()
+        beside, of_exact = self.found.apart(exact), self._noise(exact, TWICE, without)
+        for kind, of_kind in self.plain.items():
+            judged, kinds[kind] = self.limits.judge(kind, 0, of_kind), dict(of_kind)
+            for name in (name for name in of_kind if judged[name].ratio > 1 and name in beside[kind]):
+                key, parts = (kind, name), beside[kind][name]
+                if math.hypot(*of_exact[key]) <= HIDES * math.hypot(*parts.norms):
+                    kinds[kind][name], noise[key] = parts, of_exact[key]
+        return kinds, noise
+
+    def _noise(self, beside: Computed, margin: float, without: Noise) -> dict[tuple[str, str], list[float]]:
+        draws = [noise_of(each.apart(beside)) for each in self._singles]
+        noise = largest([*draws, self._last_bits(beside)], margin)
+        return {
+            key: [0.0] * len(apart) if any(without.get(key, ())) else apart for key, apart in noise.items()
+        }
+
+    def _last_bits(self, beside: Computed) -> Noise:
+        """How far the last bit of its type may set each output and the loss apart.
+
+        A scalar in float32 is often rounded to the same number, although what it is computed from is not.
+        """
+        eps = self._singles[-1].step.eps
+        return {
+            (kind, name): [eps.get(None if kind == "loss" else name, 0.0) * norm for norm in each.norms]
+            for kind, of_kind in self.expected.apart(beside).items()
+            if kind in ("outputs", "loss")
+            for name, each in of_kind.items()
+        }
+
+
+_FACTORS = 1 << 18
+"""So many random numbers of each type are drawn: of them each piece of a tensor reads some in a row."""
+
+
+class OtherwiseRounded(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Moves what operations read by a random part of its last bit; ``draw`` numbers the random numbers.
+
+    Small whole numbers stay: they are exact, and masks are made by comparing them.
+    """
+
+    def __init__(self, draw: int = 0) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._rng, self._places = torch.Generator().manual_seed(draw), random.Random(draw)
+        self._factors: dict[tuple[torch.dtype, torch.device], torch.Tensor] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        schema = func._schema
+        if func.namespace == "c10d":  # a collective, which writes to what it is given
+            return func(*args, **(kwargs or {}))
+        if any(each.alias_info is not None and not each.alias_info.is_write for each in schema.returns):
+            return func(*args, **(kwargs or {}))  # a view
+        pairs = zip(schema.arguments, args, strict=False)
+        moved = [arg if _is_written(each) else tensors.map_tensors(self._moved, arg) for each, arg in pairs]
+        return func(*moved, **(kwargs or {}))
+
+    def _moved(self, tensor: torch.Tensor) -> torch.Tensor:
+        if not (tensor.is_floating_point() or tensor.is_complex()) or tensor.layout != torch.strided:
+            return tensor
+        moved = tensor.clone()  # with the strides, which some operations prescribe, and without gaps
+        numbers = torch.view_as_real(moved) if moved.is_complex() else moved
+        numbers = numbers.as_strided((numbers.numel(),), (1,))
+        factors = self._factors_of(numbers)
+        for part in torch.split(numbers, _FACTORS // 2):
+            first = self._places.randrange(_FACTORS - len(part))
+            eps = torch.finfo(part.dtype).eps
+            change = factors[first : first + len(part)] * part * eps
+            part.add_(change.masked_fill_((part == part.trunc()) & (part.abs() < eps**-0.5), 0))
+        return moved
+
+    def _factors_of(self, like: torch.Tensor) -> torch.Tensor:
+        key = like.dtype, like.device
+        if key not in self._factors:
+            drawn = torch.rand(_FACTORS, generator=self._rng, dtype=torch.float64)
+            self._factors[key] = drawn.mul_(2).sub_(1).to(like)
+        return self._factors[key]
+
+
+def _is_written(argument: Any) -> bool:
+    """Whether an operation writes to it; the schemas of batch norms do not say so of their statistics."""
+    return bool(argument.is_write) or argument.name.startswith("running_")
+
+
+@dataclass(frozen=True)
+class ExactObserver(StepObserver):
+    """What an observer does is in no mode: neither rounded otherwise nor late."""
+
+    observer: StepObserver
+
+    def forward_ended(self, outputs: Any) -> None:
+        with _disable_current_modes():
+            self.observer.forward_ended(outputs)
+
+    def loss_ended(self, loss: torch.Tensor) -> None:
+        with _disable_current_modes():
+            self.observer.loss_ended(loss)
+
+    def backward_ended(self) -> None:
+        with _disable_current_modes():
+            self.observer.backward_ended()

@@ -1,0 +1,128 @@
+"""State: everything that the next step of a single device depends on, gathered from the ranks that own it."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from dpexp import tensors
+from dpexp.strategies.shards import Shards
+from dpexp.training.optimizer_state import groups
+from dpexp.training.trainer import Trainer
+
+RandomState = tuple[bytes, Any]
+
+
+def random_state() -> RandomState:
+    """Of the host's generators that a model may draw from; of equal ones the next numbers are equal."""
+    return torch.get_rng_state().numpy().tobytes(), random.getstate()
+
+
+def set_random_state(state: RandomState) -> None:
+    """The inverse of ``random_state``."""
+    torch.set_rng_state(torch.frombuffer(bytearray(state[0]), dtype=torch.uint8))
+    random.setstate(state[1])
+
+
+@dataclass(frozen=True)
+class State:
+    """Full tensors by name, on the host. ``buffers`` and ``random`` are those of each part of the rows.
+
+    ``batches`` have come since the optimizer's step, and have given a single device these ``gradients``: ranks may
+    have others until the last one. ``groups`` are those of the optimizers.
+    """
+
+    parameters: Mapping[str, torch.Tensor]
+    buffers: Sequence[Mapping[str, torch.Tensor]]
+    optimizer: Mapping[str, Mapping[str, Any]]
+    groups: Sequence[list[dict[str, Any]]]
+    batches: int
+    random: Sequence[RandomState]
+    gradients: Mapping[str, torch.Tensor] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, trainer: Trainer) -> State:
+        """The state of a trainer; every rank must call this."""
+        group, optimizers = trainer.group, trainer.optimizers
+        buffers = {name: buffer.cpu().clone() for name, buffer in trainer.buffers().items()}
+        return cls(
+            group.complete({name: each.cpu().clone() for name, each in trainer.full_parameters().items()}),
+            group.one_of_each_dp_rank(group.all_gather(group.complete(buffers))),
+            group.complete(copy.deepcopy(trainer.optimizer_state())),
+            groups(optimizers) if optimizers is not None else [],
+            optimizers.batches if optimizers is not None else 0,
+            group.one_of_each_dp_rank(group.all_gather(random_state())),
+        )
+
+    def without_gradients(self) -> State:
+        """The same before the first batch since the optimizer's step."""
+        return replace(self, gradients={}, batches=0)
+
+    def load(self, trainer: Trainer) -> None:
+        """Load it into a single device; a buffer of another shape, which has grown, stays as it is."""
+        values = {**self.parameters, **self.buffers[0]}
+        for name, tensor in {**trainer.parameters(), **trainer.buffers()}.items():
+            if name in values and values[name].shape == tensor.shape:
+                tensor.detach().copy_(values[name])
+        for name, parameter in trainer.parameters().items():
+            gradient = self.gradients.get(name)
+            parameter.grad = None if gradient is None else gradient.to(parameter, copy=True)
+        if trainer.optimizers is None:
+            return
+        trainer.optimizers.batches = self.batches
+        names = {id(parameter): name for name, parameter in trainer.parameters().items()}
+        for member in trainer.optimizers.members:
+            for parameter in (each for group in member.param_groups for each in group["params"]):
+                kept = self.optimizer.get(names.get(id(parameter), ""))
+                member.state.pop(parameter, None)
+                if kept is not None:
+                    member.state[parameter] = {key: _near(parameter, value) for key, value in kept.items()}
+
+    def apart(self, trainer: Trainer) -> dict[str, tuple[torch.Tensor, torch.Tensor, int]]:
+        """Parameters of this rank that are not those of the first rank that has them; every rank must call this."""
+        own = {name: each.cpu() for name, each in trainer.full_parameters().items()}
+        by_rank = trainer.group.all_gather({name: tensors.digest([each]) for name, each in own.items()})
+        found = {}
+        for name in dict.fromkeys(name for of_rank in by_rank for name in of_rank):
+            first = next(rank for rank, of_rank in enumerate(by_rank) if name in of_rank)
+            if any(of_rank.get(name, by_rank[first][name]) != by_rank[first][name] for of_rank in by_rank):
+                expected = trainer.group.broadcast(first, own.get(name))
+                found[name] = (own.get(name, expected), expected, first)
+        return found
+
+
+def _near(parameter: torch.Tensor, value: Any) -> Any:
+    """A copy of what an optimizer keeps of a parameter: on its device, but for counters, which may be elsewhere."""
+    is_like = isinstance(value, torch.Tensor) and value.dim() > 0
+    return value.to(parameter.device, copy=True) if is_like else copy.deepcopy(value)
+
+
+class RowShards(Shards):
+    """The shards of a layout, of whose large tables only these ``rows`` are read."""
+
+    def __init__(self, shards: Shards, rows: Mapping[str, torch.Tensor]) -> None:
+        self._shards, self._rows = shards, rows
+        self.full_shapes, self.units = shards.full_shapes, shards.units
+
+    def full_tensor(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        if name in self._rows:
+            return self._shards.rows(name, tensor, self._rows[name])
+        return self._shards.full_tensor(name, tensor)
+
+    def norm(self, name: str, gradient: torch.Tensor) -> torch.Tensor:
+        return self._shards.norm(name, gradient)
+
+
+def read_by_rows(layout: Trainer, rows: Mapping[str, torch.Tensor]) -> Trainer:
+    """The same trainer, of whose large tables these rows are read; itself without large tables."""
+    if not rows:
+        return layout
+    trainer, placed = copy.copy(layout), copy.copy(layout.placed)
+    object.__setattr__(placed, "shards", RowShards(placed.shards, rows))  # it is frozen
+    trainer.placed = placed
+    return trainer

@@ -1,0 +1,579 @@
+"""Take: a step of a layout, and the same step of a single device from the layout's own state.
+
+    begin(batch)          state = State.of(layout), gathered from the ranks that own it; expected = single.step(state, batch)
+    computed(step, part)  outputs, loss, gradients and buffers of the layout, before its optimizer
+    updated()             parameters and optimizer beside single.update(state, the layout's gradients)
+
+    over a limit: the single device again, its last bits moved, before it is called wrong
+
+``step`` makes a whole take of a step of a trainer. The layout computes as it does without it, and every step is judged
+by itself: no error grows from step to step. Gradients that accumulate are judged after the last batch of a window.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import nn
+
+from dpexp import devices, tensors
+from dpexp.config.alike import listed
+from dpexp.config.ranges import plural
+from dpexp.data.batch import Batch
+from dpexp.data.rng import kept_globals
+from dpexp.distributed.process_group import ProcessGroup
+from dpexp.parallel.parallel_apply import intra_op_threads
+from dpexp.strategies.modules.wrappers import parts as parts_of_model
+from dpexp.strategies.placed import StepEndedError
+from dpexp.training.trainer import Trainer
+from dpexp.verification.chunks import STATISTICS
+from dpexp.verification.compare import (
+    HIDES,
+    Difference,
+    Kinds,
+    Limits,
+    Noise,
+    Parts,
+    Tensors,
+    magnitude,
+    noise_of,
+    numbers,
+    parts_of,
+    whole_error,
+    worst,
+)
+from dpexp.verification.diagnosis.nonfinite import check_finite
+from dpexp.verification.gathered_outputs import drop_scalars_apart, gathered_outputs
+from dpexp.verification.recorder import Computed, Recorder, Step, optimizer_numbers
+from dpexp.verification.rounding import CERTAIN, DRAWS, DRAWS_OF_SHORT, ExactObserver, StepRounding, largest
+from dpexp.verification.single_device import Buffers, SingleDevice
+from dpexp.verification.state import State
+
+ROUNDED = 2
+"""Last bits by which a number of a parameter may differ after each addition to it."""
+CLIPS = (0.5, 2.0)
+"""Multiples of the norm of the gradients to clip by: with one of them they are scaled, with the other not."""
+NOT_COMPARABLE = "not comparable"
+"""How the note begins that names steps in which rounding would hide an error."""
+
+Report: TypeAlias = Callable[[Difference, str], object]
+"""Gets a difference, and what differs in words, before anything else is computed for it."""
+
+
+def no_report(difference: Difference, text: str) -> None:
+    """Nobody waits for it."""
+
+
+@dataclass
+class Failure:
+    """The first step that differs, and what both sides computed in it; or ``text`` says all."""
+
+    worst: Difference
+    batch: Batch = field(default_factory=lambda: Batch((), None, 0, 0))
+    found: Step = field(default_factory=Step)
+    expected: Step = field(default_factory=Step)
+    text: str = ""
+
+
+class SingleDeviceError(Exception):
+    """The single device cannot compute the step: in this type, say."""
+
+    def __init__(self, cause: Exception) -> None:
+        super().__init__(str(cause))
+        self.cause = cause
+
+
+class NotComparableError(SingleDeviceError):
+    """It computes the step, and no layout computes the same."""
+
+
+class DiffersError(Exception):
+    """Ends the step of the layout before its optimizer."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__()
+        self.failure = failure
+
+
+@dataclass
+class Take:
+    """``layout`` is a trainer, of copies or the run's own. Every rank must call every method.
+
+    ``exact`` is the single device in float64 of a run in a shorter type. ``records``: each step records the calls of
+    modules; else a step that differs is taken again for them. ``clips``: the limit of clipped gradients follows their
+    norm. ``made``: what is special about steps. ``errors`` has the worst difference of each kind on this rank,
+    ``hidden`` one of each step in which rounding would hide an error.
+    """
+
+    layout: Trainer
+    single: SingleDevice
+    limits: Limits
+    exact: SingleDevice | None = None
+    records: bool = False
+    clips: bool = False
+    made: dict[int, str] = field(default_factory=dict)
+    errors: dict[str, Difference] = field(default_factory=dict)
+    hidden: dict[int, Difference] = field(default_factory=dict)
+    rows: dict[int, int] = field(default_factory=dict)
+    notes: dict[str, None] = field(default_factory=dict)
+    steps: int = 0
+    amplifies: str = ""
+    """The module, in words, that makes errors of rounding large."""
+
+    def __post_init__(self) -> None:
+        self.group: ProcessGroup = self.layout.group
+        self._unmeasured, self._window = self.limits, list[tuple[State, Batch]]()
+        self._left: Tensors = {}
+        self._names = self.layout.parameters().keys() | self.layout.buffers().keys()
+        self._has_stages = any(names != self._names for names in self.group.all_gather(self._names))
+
+    def restart(self) -> None:
+        """Forget the steps so far, with the gradients of batches since the optimizer's last one."""
+        self.steps, self.limits, self._left = 0, self._unmeasured, {}
+        self.errors, self.hidden, self.made, self._window = {}, {}, {}, []
+
+    # --- a take ---
+
+    def check_placed(self) -> Failure | None:
+        """Whether the model, as placed, has the numbers of the single device, which has taken no step."""
+        expected = self.single.trainer
+        kinds = {"parameters": parts_of(self._parameters(), expected.full_parameters())}
+        found, buffers = self._completed(self.layout.buffers()), expected.buffers()
+        names = found.keys() & buffers.keys()
+        kinds["buffers"] = parts_of({n: found[n] for n in names}, {n: buffers[n] for n in names})
+        failed = self._judged(kinds)
+        return Failure(failed) if failed else None
+
+    def begin(self, batch: Batch) -> Failure | None:
+        """What the single device computes from the layout's state, before the layout's step on the global batch.
+
+        Returns what of that state is wrong. Raises SingleDeviceError.
+        """
+        self.steps += 1
+        self.rows[self.steps] = batch.rows
+        state, failure = self._state()
+        if failure is not None:
+            return failure
+        if not state.batches:
+            self._window = []
+        elif self._window:
+            state = replace(state, gradients=self._expected.gradients)
+        self._window.append((state, batch))
+        self._threads = torch.get_num_threads()
+        try:
+            self._expected, self._buffers = self.single.step(state, batch, hooks=self.records)
+            if self.records:
+                check_finite(self._expected, batch, self.steps)
+        except Exception as error:  # of any kind: it is the user's model
+            raise SingleDeviceError(error) from error
+        is_split = self.single.chunks.splits or self.group.size > 1
+        self._drew = self.single.drew
+        if self._drew and is_split and not self.single.mode.in_chunks:
+            raise NotComparableError(RuntimeError("it draws random numbers, and each shard draws its own"))
+        return None
+
+    def computed(self, found: Step, part: Batch) -> Failure | None:
+        """What differs in what the layout has computed of its part of the batch, before its optimizer.
+
+        Rounding is measured with the threads of what is expected: their number can change bits.
+        """
+        with kept_globals(), intra_op_threads(self._threads):
+            self._combine(found, self._expected, part)
+            failed = self._judged_step(found, self._completed(self.layout.buffers()) if part.rows else {})
+        self._found = found
+        if failed is not None:
+            return Failure(failed, self._batch, found, self._expected)
+        if self.clips:
+            self._clip(found)
+        return None
+
+    def updated(self) -> Failure | None:
+        """The optimizer's work on the layout's gradients, beside the single device's on the same."""
+        if self.layout.optimizers is None:
+            return None
+        with kept_globals():
+            failed = self._judged_update(self._window[-1][0], self._found.gradients)
+        return Failure(failed, self._batch, self._found, self._expected) if failed else None
+
+    def step(
+        self, batch: Batch, part: Batch, inside: AbstractContextManager[object] | None = None
+    ) -> Failure | None:
+        """The layout's step on its part of a global batch, as a take. ``inside`` is around the layout's step."""
+        failure = self.begin(batch)
+        if failure is not None:
+            return failure
+
+        def compare() -> None:
+            failure = self.computed(found.step, part)
+            if failure is not None:
+                raise DiffersError(failure)
+
+        found = Recorder(self.layout, bool(part.rows), compare, with_loss=True)
+        try:
+            with found.hooks() if self.records else nullcontext(), inside or nullcontext():
+                self.layout.step(part, ExactObserver(found) if inside else found)
+        except DiffersError as ended:
+            if not self.records:
+                self._name_modules(ended.failure, part)
+            return ended.failure
+        return self.updated()
+
+    def evaluate(self, batch: Batch) -> Failure | None:
+        """Outputs in eval mode, where they draw no random numbers; every rank computes all rows."""
+        self.steps += 1
+        self.rows[self.steps] = batch.rows
+        state, failure = self._state()
+        if failure is not None:
+            return failure
+        expected = self.single.evaluate(state, batch, hooks=self.records)
+        if self.single.drew:
+            return None
+        recorder = Recorder(self.layout, True, lambda: None)
+        with recorder.hooks() if self.records else nullcontext():
+            outputs = self.layout.evaluate(batch)
+        recorder.forward_ended(outputs)
+        found = recorder.step
+        if self.group.dp_rank:
+            found.calls = {}  # those of the first ranks are of all rows
+        for name in [name for name, output in expected.outputs.items() if not output.dim()]:
+            del expected.outputs[name]  # replicas have one each, as in training
+            found.outputs.pop(name, None)
+        rounding = StepRounding(
+            Computed(found, {}),
+            Computed(expected, {}),
+            lambda draw: Computed(_alike(self._drawn(draw).evaluate(state, batch, draw), expected), {}),
+            lambda: None,
+            self._unmeasured,
+        )
+        failed = self._judged(rounding.plain, rounding.measured, DRAWS)
+        return Failure(failed, batch, found, expected) if failed else None
+
+    # --- the state ---
+
+    @property
+    def latest(self) -> Step:
+        """What the single device has computed in the latest step."""
+        return self._expected
+
+    @property
+    def _batch(self) -> Batch:
+        return self._window[-1][1]
+
+    def check_state(self) -> Failure | None:
+        """What of the layout's state is not the same on all ranks."""
+        return self._state()[1]
+
+    def _state(self) -> tuple[State, Failure | None]:
+        """The layout's state, and what is wrong with it: ranks that are apart, or a change since the last take."""
+        state = State.of(self.layout)
+        apart = state.apart(self.layout) if self.group.size > 1 else {}
+        for name, (own, expected, first) in apart.items():
+            failed = self._judged({"parameters": parts_of({name: own}, {name: expected})})
+            if failed:
+                text = f"parameter '{name}' is not the same on all ranks that have it, as on rank {first} (apart by "
+                return state, Failure(failed, text=f"{text}{failed.error:.1e}): the ranks have trained apart")
+        changed = any(not torch.equal(each, state.parameters[name]) for name, each in self._left.items())
+        if not any(self.group.all_gather(changed)):
+            return state, None
+        failed = self._judged({"parameters": parts_of(state.parameters, self._left)})
+        if failed:
+            text = f"parameter '{failed.tensor}' is not as the step before has left it (apart by {failed.error:.1e}): "
+            text += "a thread, a hook or a collective that nothing waits for has written to it"
+            return state, Failure(failed, text=text)
+        return state, None
+
+    def _parameters(self) -> dict[str, torch.Tensor]:
+        full = self.layout.full_parameters()
+        return self._completed({name: each.to(devices.HOST, copy=True) for name, each in full.items()})
+
+    def _completed(self, own: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Add the tensors of parameters and buffers that only other ranks have, as stages of a pipeline."""
+        if not self._has_stages:
+            return own
+        everywhere = self.group.complete(own)
+        return {
+            key: tensor
+            for key, tensor in everywhere.items()
+            if key in own or key.partition(": ")[0] not in self._names
+        }
+
+    # --- what a step has computed ---
+
+    def _combine(self, found: Step, expected: Step, part: Batch) -> None:
+        """Give the layout's step the outputs, gradients and loss of all ranks."""
+        objective = self.single.objective
+        vectors = [name for name, tensor in found.outputs.items() if tensor.dim()]
+        of_shards = vectors if self.group.dp_size == 1 else list(expected.outputs)
+        found.outputs = gathered_outputs(found, expected, part, objective, self.group)
+        self.notes |= dict.fromkeys(
+            drop_scalars_apart(found, expected, of_shards, self._unmeasured, self.steps)
+        )
+        found.gradients = self._completed(found.gradients)
+        if found.loss is not None:
+            losses = self.group.all_gather_numbers([found.loss, part.weight])
+            by_dp_rank = self.group.one_of_each_dp_rank(losses)
+            found.loss = math.fsum(loss * weight for loss, weight in by_dp_rank if weight)
+
+    @property
+    def _closes(self) -> bool:
+        """Whether the batch is the last of its window, so that the gradients are those of all its batches."""
+        optimizers = self.layout.optimizers
+        return optimizers is None or len(self._window) == optimizers.accumulate
+
+    def _judged_step(self, found: Step, buffers: Tensors) -> Difference | None:
+        """What differs before the optimizer; each rank's buffers may begin from those of the first, or its own."""
+        failed = self._judged_from(found, buffers, from_own=False)
+        if failed is not None and failed.kind == "buffers" and len(self._window[-1][0].buffers) > 1:
+            _, self._buffers = self._replayed(self.single, None, from_own=True)
+            failed = self._judged_from(found, buffers, from_own=True)
+        return failed
+
+    def _judged_from(self, found: Step, buffers: Tensors, *, from_own: bool) -> Difference | None:
+        wanted, short = self._expected, self._shorter(found)
+
+        def of(step: Step, of_chunks: Buffers) -> Computed:
+            step = _alike(step if self._closes else replace(step, gradients={}), wanted)
+            return Computed(step, self._compared(of_chunks, buffers))
+
+        expected = of(wanted, self._buffers)
+        rounding = StepRounding(
+            Computed(found if self._closes else replace(found, gradients={}), buffers),
+            expected,
+            lambda draw: of(*self._replayed(self._drawn(draw, short), draw, from_own=from_own)),
+            lambda: expected if short and self.exact is None else self._in_float64(of),
+            self._unmeasured,
+        )
+        failed = self._judged(
+            rounding.plain, rounding.measured, DRAWS_OF_SHORT if self._is_short(short) else DRAWS
+        )
+        if self.hidden.get(self.steps) and not self.amplifies:
+            self.amplifies = self._amplifying()
+        return failed
+
+    def _is_short(self, short: torch.dtype | None) -> bool:
+        return short is not None or (self.exact is not None and not self._drew)
+
+    def _shorter(self, found: Step) -> torch.dtype | None:
+        """The type in which the layout computes its outputs, where it is a shorter one than the single device's."""
+        eps = max((each for name, each in found.eps.items() if name is not None), default=0.0)
+        of_single = max((each for name, each in self._expected.eps.items() if name is not None), default=0.0)
+        eps = max(self.group.all_gather(eps))
+        kinds = (torch.bfloat16, torch.float16, torch.float32)
+        return next((kind for kind in kinds if torch.finfo(kind).eps == eps > of_single), None)
+
+    def _in_float64(self, of: Callable[[Step, Buffers], Computed]) -> Computed | None:
+        """The step in float64; None where the model does not compute in it, or draws other random numbers."""
+        if self.exact is None or self._drew:
+            return None
+        try:
+            found = of(*self._replayed(self.exact.again(), None))
+        except (RuntimeError, NotImplementedError, TypeError):  # of operators that have no float64
+            found = None
+        return found if all(self.group.all_gather(found is not None)) else None
+
+    def _replayed(
+        self, single: SingleDevice, draw: int | None, *, from_own: bool = False
+    ) -> tuple[Step, Buffers]:
+        """The batches of the window again, from the first."""
+        step, buffers = Step(), list[dict[str, torch.Tensor]]()
+        for state, batch in self._window:
+            state = replace(state, gradients=step.gradients)
+            step, buffers = single.step(state, batch, draw, from_own=from_own)
+        return step, buffers
+
+    def _drawn(self, draw: int | None, short: torch.dtype | None = None) -> SingleDevice:
+        """One that computes as the layout does, on its accelerator if it has one: which has other kernels."""
+        physical = [devices.physical(each) for each in self.layout.placed.devices]
+        device = next((each for each in physical if each != devices.HOST), devices.HOST)
+        try:
+            return self.single.again(short, devices.HOST if draw is None else device)
+        except torch.OutOfMemoryError:
+            return self.single.again(short)
+
+    def _compared(self, expected: Buffers, found: Tensors) -> dict[str, torch.Tensor]:
+        """The single device's buffers to compare.
+
+        In chunks these are those of this rank's, else those that no shard writes from its own rows.
+        """
+        wanted, before = expected[min(self.group.dp_rank, len(expected) - 1)], self._window[-1][0].buffers[0]
+        if self.single.mode.in_chunks:
+            is_known = self.single.chunks.is_known
+            names = [name for name in wanted if is_known or name.rpartition(".")[2] in STATISTICS]
+        else:
+            shards = {
+                f"{part.name}.{key}".lstrip(".")
+                for part in parts_of_model(self.layout.placed.module)
+                if part.pieces > 1
+                or (self.group.dp_size > 1 and not isinstance(part.module, nn.SyncBatchNorm))
+                for key in part.module._buffers
+            }
+            names = [
+                name for name in wanted if name not in shards or _is_same(wanted[name], before.get(name))
+            ]
+        return {name: wanted[name] for name in names if name in found}
+
+    def _clip(self, found: Step) -> None:
+        """Where the run clips, clip by twice the norm of the gradients in one update, by half in the next."""
+        both = [each.optimizers for each in (self.layout, self.single.trainer) if each.optimizers is not None]
+        for optimizers in both:
+            if optimizers.clip_norm is not None:
+                norm = math.hypot(*map(magnitude, found.gradients.values()))
+                update = self.steps // optimizers.accumulate
+                optimizers.clip_norm = CLIPS[update % len(CLIPS)] * norm / optimizers.accumulate
+
+    # --- what the optimizer has made ---
+
+    def _judged_update(self, state: State, gradients: Tensors) -> Difference | None:
+        after = self.single.update(state, gradients)
+        mine = {
+            "parameters": self._parameters(),
+            "optimizer": self._completed(optimizer_numbers(self.layout)),
+        }
+        self._left = mine["parameters"]
+
+        def kinds(of: Mapping[str, Tensors]) -> Kinds:
+            return {
+                "parameters": parts_of(of["parameters"], after["parameters"]),
+                "updates": _updates(of["parameters"], after, state),
+                "optimizer": parts_of(of["optimizer"], after["optimizer"]),
+            }
+
+        found = kinds(mine)
+
+        def measured(draw: int) -> tuple[Kinds, Noise]:
+            return found, largest([noise_of(kinds(self._drawn(draw).update(state, gradients, draw)))])
+
+        return self._judged(found, measured, DRAWS)
+
+    # --- limits ---
+
+    def _judged(
+        self, kinds: Kinds, measured: Callable[[int], tuple[Kinds, Noise]] | None = None, draws: int = 0
+    ) -> Difference | None:
+        """The worst of the first kind over its limit on any rank, if there is one; the same on every rank.
+
+        Where it may be rounding, that of the single device is measured, in one way after the other, until one
+        explains the difference.
+        """
+        known, noise = dict(self.errors), list[Noise]()
+        self.limits = self._unmeasured
+        failed = self._failed(kinds)
+        while failed is not None and measured and math.isfinite(failed.apart) and len(noise) < draws:
+            if failed.limit > self._unmeasured.tolerance and failed.ratio > CERTAIN:
+                break
+            kinds, of_draw = measured(len(noise))
+            noise.append(of_draw)
+            self.limits, self.errors = replace(self._unmeasured, noise=largest(noise, 1)), dict(known)
+            failed = self._failed(kinds)
+        return failed
+
+    def _failed(self, kinds: Kinds) -> Difference | None:
+        local = [self._added(kind, parts) for kind, parts in kinds.items()]
+        of_kinds = [*zip(*self.group.all_gather(local), strict=True)]
+        hidden = next((each for of_kind in of_kinds for _, each in of_kind if each is not None), None)
+        if hidden is not None:
+            self.hidden.setdefault(self.steps, hidden)
+        of_ranks = (worst(each for each, _ in of_kind) for of_kind in of_kinds)
+        return next((each for each in of_ranks if each.ratio > 1), None)
+
+    def _added(self, kind: str, parts: Mapping[str, Parts]) -> tuple[Difference, Difference | None]:
+        """The worst difference of a kind in this step, and one that rounding would hide."""
+        judged = self.limits.judge(kind, self.steps, parts).values()
+        hidden = next((each for each in judged if not each.is_comparable), None)
+        comparable = [each for each in judged if each.is_comparable]
+        if not comparable:
+            return Difference(kind, 0.0, step=self.steps), hidden
+        found = worst(comparable)
+        self.errors[kind] = worst([found, self.errors.get(kind, found)])
+        return found, hidden
+
+    def of_all_ranks(self) -> dict[str, Difference]:
+        """The worst difference of each kind on any rank; every rank must call this."""
+        found: dict[str, Difference] = {}
+        for of_rank in self.group.all_gather(self.errors):
+            for kind, each in of_rank.items():
+                found[kind] = worst([each, found.get(kind, each)])
+        return found
+
+    @property
+    def compared(self) -> int:
+        """The steps so far in which rounding would hide no error."""
+        return self.steps - sum(step <= self.steps for step in self.hidden)
+
+    def hidden_notes(self) -> list[str]:
+        """Which steps say nothing, because rounding would hide an error in them, and what to do."""
+        if not self.hidden:
+            return []
+        steps = [f"step {step} ({plural(self.rows[step], 'row')})" for step in sorted(self.hidden)]
+        first = self.hidden[min(self.hidden)]
+        what = f"{first.kind} ({first.tensor})" if first.tensor else first.kind
+        where = f" from {self.amplifies} on" if self.amplifies else ""
+        return [
+            f"{NOT_COMPARABLE}: {listed(steps)}, where rounding alone may change {what} by over "
+            f"{HIDES:.0%}{where}, which would hide an error of this size: shards with more rows are better "
+            "conditioned"
+        ]
+
+    def _amplifying(self) -> str:
+        """The first module whose outputs differ by so much when they are rounded otherwise; empty without one."""
+        state, batch = self._window[-1]
+        expected, _ = self.single.again().step(state, batch, hooks=True)
+        found, _ = self._drawn(0).step(state, batch, 0, hooks=True)
+        for key in dict.fromkeys(expected.modules):
+            pairs = zip(tensors.walk(found.calls.get(key)), tensors.walk(expected.calls[key]), strict=False)
+            if any(whole_error(each.cpu(), wanted) > HIDES for each, wanted in pairs):
+                return f"module '{key[0]}'" if key[0] else "the model itself"
+        return ""
+
+    # --- after a failure ---
+
+    def _name_modules(self, failure: Failure, part: Batch) -> None:
+        """Take the step again with hooks, which it has not had, and add what they record."""
+        if failure.worst.kind == "buffers":
+            return
+        self.layout.clear()
+        state, batch = self._window[-1]
+        with suppress(Exception):  # of any kind: what has failed is known
+            again, _ = self.single.step(state, batch, hooks=True)
+            found = Recorder(self.layout, bool(part.rows), _end, with_loss=True)
+            with kept_globals(), found.hooks(order=True), suppress(StepEndedError):
+                self.layout.step(part, found)
+            failure.found.calls = found.step.calls
+            failure.expected.calls, failure.expected.modules = again.calls, again.modules
+            failure.expected.order = again.order
+
+
+def _end() -> None:
+    raise StepEndedError
+
+
+def _alike(step: Step, wanted: Step) -> Step:
+    """The step with the outputs that are compared."""
+    return replace(
+        step, outputs={name: step.outputs[name] for name in wanted.outputs if name in step.outputs}
+    )
+
+
+def _is_same(tensor: torch.Tensor, before: torch.Tensor | None) -> bool:
+    """Whether the single device did not write to a buffer."""
+    return before is not None and before.shape == tensor.shape and torch.equal(before, tensor)
+
+
+def _updates(found: Tensors, after: Mapping[str, Any], state: State) -> dict[str, Parts]:
+    """What a step has changed, without the rounding of the sums: some last bits of each number."""
+    updates = {}
+    for name, expected in after["parameters"].items():
+        if name not in found or found[name].shape != expected.shape:
+            continue
+        wanted, before = numbers(expected), numbers(state.parameters[name])
+        slack = ROUNDED * after["added"].get(name, 1) * torch.finfo(expected.dtype).eps * np.abs(wanted)
+        off = np.maximum(np.abs(numbers(found[name]) - wanted) - slack, 0)
+        norms = [float(np.linalg.norm(each)) for each in (wanted - before, off)]
+        updates[name] = Parts(norms[:1], [math.inf if math.isnan(norms[1]) else norms[1]])
+    return updates
