@@ -119,6 +119,8 @@ def lay_out(
             f"the function returned {type(laid_out).__name__}, not a torch.nn.Module: return the model, "
             "or what wraps it"
         )
+    for sharded in _sharded(laid_out):
+        sharded.reshard()  # it may have computed already
     check_sync_batch_norm(laid_out, devices[0])
     register_attention(laid_out)
     module = FullOutputs(laid_out, devices[0])
@@ -222,7 +224,7 @@ class FullOutputs(Wrapper):
         super().__init__()
         self.module = module
         self.device = device
-        self._sharded = [each for each in module.modules() if hasattr(each, "set_reshard_after_forward")]
+        self._sharded = _sharded(module)
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         try:
@@ -233,6 +235,11 @@ class FullOutputs(Wrapper):
             raise
         outputs = move(map_tensors(full_output, outputs), self.device)
         if not torch.is_grad_enabled():
-            for module in self._sharded:  # FSDP2's
-                module.reshard()  # type: ignore[operator]
+            for module in self._sharded:
+                module.reshard()
         return outputs
+
+
+def _sharded(module: nn.Module) -> list[Any]:
+    """The modules that FSDP2 gathers and shards again."""
+    return [each for each in module.modules() if hasattr(each, "set_reshard_after_forward")]

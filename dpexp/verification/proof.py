@@ -129,10 +129,9 @@ class Proof:
         model = copied(self.model, self.dtype)
         mark_drawing(model, self._nature.drawing - {WHOLE_MODEL})
         placed, exact = self.lay_out(model), None
-        cast = {each.dtype for each in placed.module.parameters() if each.is_floating_point()} - {self.dtype}
-        if len(cast) == 1 and all(cast.isdisjoint({each.dtype}) for each in self.model.parameters()):
-            exact = self._single
-            self.dtype = next(iter(cast))
+        kinds = {each.dtype for each in placed.module.parameters() if each.is_floating_point()}
+        if len(kinds) == 1 and self.dtype not in kinds:
+            exact, self.dtype = self._single, next(iter(kinds))
             self._narrowed = f"compared in {self.dtype}: the layout has cast the model to it"
             self._make_single_device()
         layout = Trainer(placed, self.objective.loss, self.optimizer, group=self.group)
@@ -196,9 +195,9 @@ class Proof:
             part = self.objective.weighted(batch.part(self.group.rows), self.group)
             seed_globals(((self._take.steps + 1) << 16) + self.group.dp_rank)
             failure = self._take.step(batch, part, context)
+            self._unreached.add(self._take.latest)
             if failure:
                 return failure
-            self._unreached.add(self._take.latest)
         return None
 
     def _steps_on_made(self) -> Failure | None:

@@ -10,7 +10,7 @@ by a ``draw``. It computes on the host, with no other rank in its process group.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from typing import Any, TypeAlias
 
@@ -110,7 +110,9 @@ class SingleDevice:
         state = self._state
         if state is None:
             return
+        self._look_for_draws()
         set_random_state(state.random[chunk])
+        self._since = torch.get_rng_state()
         if self._from_own:
             for name, buffer in self.trainer.buffers().items():
                 if name in state.buffers[chunk] and state.buffers[chunk][name].shape == buffer.shape:
@@ -136,13 +138,8 @@ class SingleDevice:
         recorder = Recorder(self.trainer, True, _end, with_loss=True)
         with kept_globals(), recorder.hooks(order=True) if hooks else nullcontext():
             set_random_state(state.random[0])
-            before = torch.get_rng_state()
-            try:
-                with self._computing(draw):
-                    self.trainer.step(in_dtype(batch, self.dtype), ExactObserver(recorder))
-            except StepEndedError:
-                pass
-            self.drew = not torch.equal(before, torch.get_rng_state())
+            with self._computing(draw), suppress(StepEndedError):
+                self.trainer.step(in_dtype(batch, self.dtype), ExactObserver(recorder))
         self._gradients = {name: each.grad for name, each in self.trainer.parameters().items()}
         buffers = [self.trainer.buffers()] if self._chunked is None else self._chunked.buffers_after
         return recorder.step, [{name: each.cpu().clone() for name, each in of.items()} for of in buffers]
@@ -165,9 +162,7 @@ class SingleDevice:
         self._load(state)
         recorder = Recorder(self.trainer, True, lambda: None)
         with kept_globals(), recorder.hooks() if hooks else nullcontext(), self._computing(draw):
-            before = torch.get_rng_state()
             outputs = self.trainer.evaluate(in_dtype(batch, self.dtype))
-            self.drew = not torch.equal(before, torch.get_rng_state())
         recorder.forward_ended(outputs)
         self.set_mode(self.mode)  # an evaluation leaves every module in training mode
         return recorder.step
@@ -180,8 +175,13 @@ class SingleDevice:
 
     @contextmanager
     def _computing(self, draw: int | None) -> Iterator[None]:
+        self.drew, self._since = False, torch.get_rng_state()
         with alone(), nullcontext() if draw is None else OtherwiseRounded(draw):
             yield
+        self._look_for_draws()
+
+    def _look_for_draws(self) -> None:
+        self.drew = self.drew or not torch.equal(self._since, torch.get_rng_state())
 
     def _load(self, state: State) -> None:
         self._state = state

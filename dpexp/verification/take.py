@@ -130,6 +130,7 @@ class Take:
         self.group: ProcessGroup = self.layout.group
         self._unmeasured, self._window = self.limits, list[tuple[State, Batch]]()
         self._left: Tensors = {}
+        self._expected = Step()
         self._names = self.layout.parameters().keys() | self.layout.buffers().keys()
         self._has_stages = any(names != self._names for names in self.group.all_gather(self._names))
 
@@ -244,11 +245,12 @@ class Take:
         for name in [name for name, output in expected.outputs.items() if not output.dim()]:
             del expected.outputs[name]  # replicas have one each, as in training
             found.outputs.pop(name, None)
+        short, wanted = self._shorter(found, expected), Computed(expected, {})
         rounding = StepRounding(
             Computed(found, {}),
-            Computed(expected, {}),
-            lambda draw: Computed(_alike(self._drawn(draw).evaluate(state, batch, draw), expected), {}),
-            lambda: None,
+            wanted,
+            lambda draw: Computed(_alike(self._drawn(draw, short).evaluate(state, batch, draw), expected), {}),
+            lambda: wanted if short else None,
             self._unmeasured,
         )
         failed = self._judged(rounding.plain, rounding.measured, DRAWS)
@@ -335,7 +337,7 @@ class Take:
         return failed
 
     def _judged_from(self, found: Step, buffers: Tensors, *, from_own: bool) -> Difference | None:
-        wanted, short = self._expected, self._shorter(found)
+        wanted, short = self._expected, self._shorter(found, self._expected)
 
         def of(step: Step, of_chunks: Buffers) -> Computed:
             step = _alike(step if self._closes else replace(step, gradients={}), wanted)
@@ -359,10 +361,10 @@ class Take:
     def _is_short(self, short: torch.dtype | None) -> bool:
         return short is not None or (self.exact is not None and not self._drew)
 
-    def _shorter(self, found: Step) -> torch.dtype | None:
+    def _shorter(self, found: Step, expected: Step) -> torch.dtype | None:
         """The type in which the layout computes its outputs, where it is a shorter one than the single device's."""
         eps = max((each for name, each in found.eps.items() if name is not None), default=0.0)
-        of_single = max((each for name, each in self._expected.eps.items() if name is not None), default=0.0)
+        of_single = max((each for name, each in expected.eps.items() if name is not None), default=0.0)
         eps = max(self.group.all_gather(eps))
         kinds = (torch.bfloat16, torch.float16, torch.float32)
         return next((kind for kind in kinds if torch.finfo(kind).eps == eps > of_single), None)
