@@ -118,7 +118,7 @@ class StepRounding:
         eps = self._singles[-1].step.eps
         return {
             (kind, name): [eps.get(None if kind == "loss" else name, 0.0) * norm for norm in each.norms]
-            for kind, of_kind in self.expected.apart(beside).items()
+            for kind, of_kind in self.found.apart(beside, gradients=False).items()
             if kind in ("outputs", "loss")
             for name, each in of_kind.items()
         }
