@@ -327,6 +327,10 @@ class Proof:
         if quiet:
             why = "each shard has its own statistics or masks"
             self._note(f"in eval mode in some steps: {listed(sorted(quiet))}: {why}")
+        if take.by_shards:
+            self._note(
+                f"each shard writes to {listed(sorted(take.by_shards))} from its own rows: not compared"
+            )
         if training:
             self._note(f"in training mode, chunk by chunk: {plural(training, 'step')} more")
         limit, tolerance = max((each.limit for each in worst.values()), default=0.0), take.limits.tolerance

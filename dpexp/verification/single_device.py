@@ -75,6 +75,12 @@ class SingleDevice:
             (p.dtype for p in self._module.parameters() if p.is_floating_point()), torch.get_default_dtype()
         )
 
+    @property
+    def wrote(self) -> dict[str, torch.Tensor]:
+        """The parameters that the latest forward has changed: a table with ``max_norm``, say."""
+        parameters = self.trainer.parameters().items()
+        return _cloned({n: p.detach() for n, p in parameters if p._version != self._versions[n]})
+
     def again(self, dtype: torch.dtype | None = None, device: torch.device = devices.HOST) -> SingleDevice:
         """Another one of the same model as it is now: what it counts by itself is not counted here."""
         mode = self.mode
@@ -187,6 +193,7 @@ class SingleDevice:
         self._state = state
         with torch.no_grad():
             state.load(self.trainer)
+        self._versions = {name: each._version for name, each in self.trainer.parameters().items()}
         self._follow_groups(state)
 
     def _follow_groups(self, state: State) -> None:

@@ -45,6 +45,7 @@ from dpexp.verification.compare import (
     noise_of,
     numbers,
     parts_of,
+    relative_error,
     whole_error,
     worst,
 )
@@ -123,6 +124,8 @@ class Take:
     rows: dict[int, int] = field(default_factory=dict)
     notes: dict[str, None] = field(default_factory=dict)
     steps: int = 0
+    by_shards: set[str] = field(default_factory=set)
+    """Buffers and parameters to which the forward of each shard writes another number."""
     amplifies: str = ""
     """The module, in words, that makes errors of rounding large."""
 
@@ -174,7 +177,8 @@ class Take:
         except Exception as error:  # of any kind: it is the user's model
             raise SingleDeviceError(error) from error
         is_split = self.single.chunks.splits or self.group.size > 1
-        self._drew = self.single.drew
+        self._drew, self._wrote = self.single.drew, self.single.wrote
+        self.by_shards |= self._wrote.keys() if is_split else set()
         if self._drew and is_split and not self.single.mode.in_chunks:
             raise NotComparableError(RuntimeError("it draws random numbers, and each shard draws its own"))
         return None
@@ -187,6 +191,7 @@ class Take:
         with kept_globals(), intra_op_threads(self._threads):
             self._combine(found, self._expected, part)
             failed = self._judged_step(found, self._completed(self.layout.buffers()) if part.rows else {})
+            failed = failed or self._judged_written()
         self._found = found
         if failed is not None:
             return Failure(failed, self._batch, found, self._expected)
@@ -199,7 +204,7 @@ class Take:
         if self.layout.optimizers is None:
             return None
         with kept_globals():
-            failed = self._judged_update(self._window[-1][0], self._found.gradients)
+            failed = self._judged_update(self._forwarded, self._found.gradients)
         return Failure(failed, self._batch, self._found, self._expected) if failed else None
 
     def step(
@@ -233,6 +238,8 @@ class Take:
         if failure is not None:
             return failure
         expected = self.single.evaluate(state, batch, hooks=self.records)
+        if self.single.wrote:
+            self._left = {}
         if self.single.drew:
             return None
         recorder = Recorder(self.layout, True, lambda: None)
@@ -249,7 +256,9 @@ class Take:
         rounding = StepRounding(
             Computed(found, {}),
             wanted,
-            lambda draw: Computed(_alike(self._drawn(draw, short).evaluate(state, batch, draw), expected), {}),
+            lambda draw: Computed(
+                _alike(self._drawn(draw, short).evaluate(state, batch, draw), expected), {}
+            ),
             lambda: wanted if short else None,
             self._unmeasured,
         )
@@ -358,6 +367,16 @@ class Take:
             self.amplifies = self._amplifying()
         return failed
 
+    def _judged_written(self) -> Difference | None:
+        """What differs of the parameters that the forward has changed, from which the optimizer goes on."""
+        self._forwarded, now = self._window[-1][0], self._parameters() if self._wrote else {}
+        found = {name: now[name] for name in self._wrote if name in now}
+        if not found:
+            return None
+        self._forwarded = replace(self._forwarded, parameters={**self._forwarded.parameters, **found})
+        wanted = {name: self._wrote[name] for name in found if name not in self.by_shards}
+        return self._judged({"parameters": parts_of({name: found[name] for name in wanted}, wanted)})
+
     def _is_short(self, short: torch.dtype | None) -> bool:
         return short is not None or (self.exact is not None and not self._drew)
 
@@ -415,9 +434,15 @@ class Take:
                 or (self.group.dp_size > 1 and not isinstance(part.module, nn.SyncBatchNorm))
                 for key in part.module._buffers
             }
-            names = [
-                name for name in wanted if name not in shards or _is_same(wanted[name], before.get(name))
-            ]
+            tolerance = self._unmeasured.tolerance
+            written = {
+                name
+                for name in shards & wanted.keys()
+                if not _is_same(wanted[name], before.get(name))
+                and relative_error({name: found.get(name)}, {name: wanted[name]}) > tolerance
+            }
+            self.by_shards |= written
+            names = [name for name in wanted if name not in written]
         return {name: wanted[name] for name in names if name in found}
 
     def _clip(self, found: Step) -> None:
