@@ -28,8 +28,8 @@ from dpexp.engine.prepare import prepare
 from dpexp.strategies.ranks.sync_batch_norm import on_one_device
 from dpexp.strategies.registry import STRATEGIES
 from dpexp.timing import Timer
-from dpexp.verification.limits.compare import relative_error
-from dpexp.verification.steps.model_copy import copied
+from dpexp.verification.compare import relative_error
+from dpexp.verification.model_copy import copied
 
 
 def in_ranks(ranks: int, file: str, *cases: str) -> dict[str, list[Any]]:

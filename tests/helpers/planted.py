@@ -5,18 +5,26 @@ Bugs over ranks are in ``experiments/planted_bugs``.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
+from torch.nn import functional
 
 from dpexp.config.run_config import RunConfig
 from dpexp.data.batch import Batch
+from dpexp.data.objective import Objective
 from dpexp.devices import HOST
+from dpexp.distributed.process_group import ProcessGroup
 from dpexp.strategies.base import Needs, Strategy
 from dpexp.strategies.gradient_sync import GradientSync
 from dpexp.strategies.modules.wrappers import Wrapper
 from dpexp.strategies.placed import Placed
 from dpexp.timing import Timer
+from dpexp.training.optimizer_choice import OwnOptimizer
+from dpexp.verification.proof import Proof
+from dpexp.verification.result import Result
 
 Change = Callable[[nn.Module, torch.Tensor], torch.Tensor]
 
@@ -56,6 +64,28 @@ class Planted(Strategy):
 
 def on_host(module: nn.Module, sync: GradientSync | None = None) -> Placed:
     return Placed(module, HOST, HOST, (HOST,), sync or GradientSync())
+
+
+def random_batches(*rows: int) -> list[Batch]:
+    """Batches for ``Net``, the same in each call."""
+    rng = torch.Generator().manual_seed(0)
+    tensors = [(torch.randn(each, 5, generator=rng), torch.randn(each, 2, generator=rng)) for each in rows]
+    return [Batch((inputs,), targets, len(inputs), len(inputs)) for inputs, targets in tensors]
+
+
+def proven(
+    model: nn.Module,
+    lay_out: Callable[[nn.Module], Placed],
+    batches: Sequence[Batch],
+    loss: Any = functional.mse_loss,
+    optimizer: Any = partial(torch.optim.SGD, lr=0.1, momentum=0.9),
+    group: ProcessGroup | None = None,
+    **options: Any,
+) -> Result:
+    """The result of a proof, without an optimizer of forwards only."""
+    make = OwnOptimizer(optimizer) if optimizer is not None else None
+    objective = Objective(model, loss=loss)
+    return Proof(model, lay_out, batches, objective, make, group or ProcessGroup(), **options).result()
 
 
 class Changed(Wrapper):

@@ -62,7 +62,7 @@ def trained(group: ProcessGroup, case: str) -> list[Any]:
     config = {"strategy": "hybrid", "model": f"{__file__}:Net", "optimizer": optimizer} | shape | options
     prepared = RunConfig.from_dict(config)
     result = verify(prepare(prepared, group=group))
-    return [result.passed, result.gradient_error, training_error(prepared, group)]
+    return [result.passed, result.error("gradients"), training_error(prepared, group)]
 
 
 def lookup(group: ProcessGroup) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from torch import nn
 from dpexp.devices import current_device, virtual
 from dpexp.parallel import parallel_apply
 from dpexp.parallel.rng_order import RngOrder, draws_random_numbers, is_random_layer
-from dpexp.verification.modes.mode import set_comparable_mode
+from dpexp.verification.mode import set_comparable_mode
 
 
 class StochasticDepth(nn.Module):

@@ -51,9 +51,9 @@ def trainer(config: RunConfig, steps: int = 0) -> Trainer:
 def test_every_optimizer_trains_a_layout_as_a_single_device(optimizer: str) -> None:
     result = verify(prepare(config(optimizer, "hybrid", model=TABLE, clip_norm=0.02, virtual=2)))
     assert result.passed, result.cause
-    assert result.parameter_error is not None
-    assert result.parameter_error < 1e-12
-    assert (result.optimizer_error is None) == (optimizer == "sgd")
+    assert result.error("parameters") is not None
+    assert result.error("parameters") < 1e-12
+    assert (result.error("optimizer") is None) == (optimizer == "sgd")
 
 
 @pytest.mark.parametrize("optimizer", FOR_SPARSE)
@@ -212,7 +212,7 @@ def test_accumulation_is_verified(strategy: str) -> None:
     values = {"sparse": True} if strategy == "hybrid" else {}
     result = verify(prepare(config("adam", strategy, model=TABLE, accumulate=4, virtual=2, **values)))
     assert result.passed, result.cause
-    assert result.optimizer_error is not None
+    assert result.error("optimizer") is not None
 
 
 def test_batches_of_a_loss_by_tokens_do_not_accumulate() -> None:

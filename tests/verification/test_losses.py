@@ -20,7 +20,7 @@ from dpexp.engine.verify import verify
 from dpexp.parallel import DataParallel
 from dpexp.timing import Timer
 from dpexp.verification.result import VerificationError
-from dpexp.verification.steps.gathered_outputs import scalars_of_replicas
+from dpexp.verification.gathered_outputs import scalars_of_replicas
 
 DATA = {"data": "random:samples=25", "batch_size": 10, "virtual": 3}  # shards of 4, 4, 2 and 2, 2, 1 rows
 LAYOUTS: dict[str, dict[str, Any]] = {
@@ -52,7 +52,7 @@ def test_a_loss_inside_the_model_is_exact_in_verification_and_in_training(model:
         prepared = prepare(RunConfig.from_dict(values | run))
         result = verify(prepared)
         assert (result.passed, result.cause) == (True, "")
-        assert result.loss_error is not None
+        assert result.error("loss") is not None
         placed = prepared.strategy.place(prepared.model.double(), prepared.selection.used, Timer())
         trainer = prepared.trainer(placed)
         with scalars_of_replicas():

@@ -15,19 +15,20 @@ from dpexp.config.errors import ConfigError
 from dpexp.config.run_config import RunConfig
 from dpexp.distributed.process_group import ProcessGroup
 from dpexp.engine.prepare import prepare
-from dpexp.engine.verify import Verification, verify
+from dpexp.engine.verify import verify
+from dpexp.verification.result import Result
 from dpexp.parallel import DataParallel
 from dpexp.timing import Timer
 from dpexp.verification.comparison import Comparison
-from dpexp.verification.limits.compare import Noise
-from dpexp.verification.limits.rounding import OtherwiseRounded
-from dpexp.verification.modes.mode import Mode, RowsTogether
+from dpexp.verification.compare import Noise
+from dpexp.verification.rounding import OtherwiseRounded
+from dpexp.verification.mode import Mode, RowsTogether
 from dpexp.verification.result import VerificationError
 
 DEVICES = [torch.device("cpu", index) for index in range(3)]
 
 
-def verified(model: nn.Module, strategy: str = "whole") -> Verification:
+def verified(model: nn.Module, strategy: str = "whole") -> Result:
     prepared = prepare(RunConfig(strategy, virtual=3))
     prepared.model = model
     return verify(prepared)
@@ -38,10 +39,10 @@ def test_float32_inside_a_forward_is_judged_by_its_own_rounding(strategy: str) -
     torch.manual_seed(0)
     result = verified(Scan(), strategy)
     assert (result.passed, result.dtype) == (True, "float64")
-    assert result.gradient_error is not None
+    assert result.error("gradients") is not None
     assert result.tolerance is not None
-    assert 1e-12 < result.gradient_error < result.tolerance < 1e-5
-    assert "rounding exceeds 1e-12; a single device that rounds it otherwise" in result.note
+    assert 1e-12 < result.error("gradients") < result.tolerance < 1e-5
+    assert "rounding exceeds 1e-12; a single device that rounds it otherwise" in "; ".join(result.notes)
 
 
 def test_an_operator_without_float64_is_verified_in_float32_with_a_measured_limit() -> None:
@@ -50,7 +51,9 @@ def test_an_operator_without_float64_is_verified_in_float32_with_a_measured_limi
     assert (result.passed, result.cause, result.dtype) == (True, "", "float32")
     assert result.tolerance is not None
     assert 1e-8 < result.tolerance < 1e-4
-    assert "does not compute in torch.float64: RuntimeError: Expected mat_a to be Float32" in result.note
+    assert "does not compute in torch.float64: RuntimeError: Expected mat_a to be Float32" in "; ".join(
+        result.notes
+    )
 
 
 @pytest.mark.parametrize("make", [Scan, Routed])

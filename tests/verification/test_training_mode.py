@@ -16,7 +16,7 @@ from dpexp.config.errors import ConfigError
 from dpexp.distributed.process_group import ProcessGroup
 from dpexp.parallel import DataParallel
 from dpexp.strategies.modules.wrappers import Wrapper
-from dpexp.verification.modes.chunks import Chunked
+from dpexp.verification.chunks import Chunked
 from dpexp.verification.result import Result, VerificationError
 
 DEVICES = [torch.device("cpu", index) for index in range(3)]

@@ -14,7 +14,8 @@ from torch import nn
 from dpexp.config.run_config import RunConfig
 from dpexp.data.batch import Batch
 from dpexp.engine.prepare import prepare
-from dpexp.engine.verify import Verification, verify
+from dpexp.engine.verify import verify
+from dpexp.verification.result import Result
 from dpexp.strategies.gradient_sync import GradientSync
 from dpexp.strategies.placed import Placed
 from dpexp.verification.equivalence import Equivalence
@@ -22,7 +23,7 @@ from dpexp.verification.equivalence import Equivalence
 MODEL = f"{planted.__file__}:Net"
 
 
-def verified(place: Callable[[nn.Module], Placed], **config: Any) -> Verification:
+def verified(place: Callable[[nn.Module], Placed], **config: Any) -> Result:
     prepared = prepare(RunConfig("single", devices="cpu", model=MODEL, **config))
     return verify(replace(prepared, strategy=Planted(place)))
 

@@ -16,8 +16,8 @@ from dpexp.engine.prepare import prepare
 from dpexp.engine.verify import verify
 from dpexp.strategies.placed import Placed
 from dpexp.verification.equivalence import Equivalence, Result
-from dpexp.verification.paths.looked_up import looked_up
-from dpexp.verification.paths.reaching import Made, Pieces, reaching
+from dpexp.verification.made_batches import looked_up
+from dpexp.verification.made_batches import Made, Pieces, reaching
 
 IDS = 50
 

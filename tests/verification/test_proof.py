@@ -1,0 +1,426 @@
+"""Proof: right layouts of every kind equal a single device to rounding, wrong ones fail by the error that they make."""
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import layouts
+import planted
+import pytest
+import torch
+from planted import Hides, Net, Planted, on_host, random_batches, wrapped
+from torch import nn
+
+import dpexp
+from dpexp import devices
+from dpexp.config.errors import ConfigError
+from dpexp.config.run_config import RunConfig
+from dpexp.engine.model_check import misfit_as_config_error
+from dpexp.engine.prepare import Prepared, prepare
+from dpexp.engine.verify import batches, row, verify
+from dpexp.measurement.observe import observe
+from dpexp.report.verification import unreached
+from dpexp.strategies.base import Strategy
+from dpexp.strategies.modules.hooks import hooked_parameters
+from dpexp.strategies.placed import Placed
+from dpexp.strategies.registry import STRATEGIES
+from dpexp.strategies.shards import Shards
+from dpexp.timing import Timer
+from dpexp.verification.gathered_outputs import scalars_of_replicas
+from dpexp.verification.model_copy import copied
+from dpexp.verification.result import Result
+
+OPTIONS = {"custom": {"layout": f"{layouts.__file__}:replicated"}, "place": {"place": ["block2=cpu"]}}
+"""The options that a strategy does not run without."""
+LAYOUTS = [name for name in STRATEGIES if name not in ("single", "ddp", "fsdp")]
+"""The strategies that lay a model out in one process; the others would compare it with itself."""
+
+
+def check(prepared: Prepared, strategy: Strategy | None = None) -> Result:
+    return verify(replace(prepared, strategy=strategy or prepared.strategy))
+
+
+def laid_out(strategy: str, **options: Any) -> Callable[[nn.Module], Placed]:
+    made = STRATEGIES[strategy](RunConfig.from_dict({"strategy": strategy, "virtual": 3} | options))
+    used = tuple(torch.device("cpu", index) for index in range(3))
+    return lambda model: made.place(model, used, Timer())
+
+
+def proven(model: nn.Module, lay_out: Callable[[nn.Module], Placed] | None = None, **options: Any) -> Result:
+    return planted.proven(model, lay_out or laid_out("whole"), random_batches(30, 10, 30), **options)
+
+
+# --- right layouts ------------------------------------------------------------------------------------
+
+
+def where_it_computes(prepared: Prepared) -> set[str]:
+    """The devices on which the layout of a run computes."""
+    config = prepared.config
+    made, model = STRATEGIES[config.strategy](config), copy.deepcopy(prepared.model)
+    placed = made.place(model, prepared.selection.used, Timer(prepared.selection.used))
+    return {str(row["device"]) for row in observe(placed, [next(prepared.batches(0))], prepared.data.loss)}
+
+
+@pytest.mark.parametrize("strategy", LAYOUTS)
+@pytest.mark.parametrize("count", [2, 3, 8])
+@pytest.mark.parametrize("rows", [30, 10])
+def test_every_layout_equals_the_single_device_to_rounding(strategy: str, count: int, rows: int) -> None:
+    prepared = prepare(RunConfig(strategy, virtual=count, batch_size=rows, options=OPTIONS.get(strategy, {})))
+    assert len(where_it_computes(prepared)) > 1, "it would be compared with itself"
+    result = check(prepared)
+    assert (result.passed, result.dtype) == (True, torch.float64)
+    assert result.worst["outputs"].error < 1e-15
+    assert result.worst["gradients"].error < 1e-14
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adam, torch.optim.Adagrad])
+def test_a_right_layout_trains_as_a_single_device_with_any_optimizer(optimizer: Any) -> None:
+    model = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 2))
+    before = copy.deepcopy(model.state_dict())
+    result = proven(model, optimizer=optimizer)
+    assert (result.passed, result.steps) == (True, 3)
+    assert {"outputs", "loss", "gradients", "parameters", "updates", "optimizer"} >= result.worst.keys()
+    assert all(each.error < 1e-13 for each in result.worst.values())
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_a_sparse_hybrid_equals_the_single_device() -> None:
+    assert check(prepare(RunConfig("hybrid", virtual=2, options={"sparse": True}))).passed
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the compiler itself
+@pytest.mark.parametrize("config", [{"dtype": "bfloat16"}, {"autocast": "bfloat16"}, {"compile": True}])
+def test_copies_are_compared_in_float64_whatever_the_run_computes_in(config: dict[str, Any]) -> None:
+    strategy = "single" if "compile" in config else "whole"
+    result = check(prepare(RunConfig(strategy, virtual=1 if "compile" in config else 2, **config)))
+    assert (result.passed, result.dtype) == (True, torch.float64)
+    assert result.worst["outputs"].error < 1e-15
+
+
+class OwnLoss(Net):
+    """Returns its loss, of which replicas make a vector."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x).square().mean()
+
+
+def test_a_function_that_takes_losses_of_replicas_is_one_objective_for_both_sides() -> None:
+    with scalars_of_replicas():
+        assert proven(OwnLoss(), loss=lambda outputs, targets: outputs).passed
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("strategy", LAYOUTS)
+@pytest.mark.parametrize("count", [1, 2])
+def test_every_layout_on_a_gpu_equals_the_host(strategy: str, count: int) -> None:
+    where = ",".join([str(devices.accelerators()[0])] * count)
+    assert check(prepare(RunConfig(strategy, devices=where, options=OPTIONS.get(strategy, {})))).passed
+
+
+@pytest.mark.multigpu
+@pytest.mark.parametrize("strategy", LAYOUTS)
+@pytest.mark.parametrize("backend", ["torch", "portable"])
+def test_every_layout_on_all_gpus_equals_the_host(strategy: str, backend: str) -> None:
+    assert len(devices.accelerators()) >= 2
+    options = {"devices": "auto", "backend": backend, "options": OPTIONS.get(strategy, {})}
+    assert check(prepare(RunConfig(strategy, **options))).passed
+
+
+# --- the optimizer ------------------------------------------------------------------------------------
+
+
+def test_an_optimizer_that_skips_a_parameter_is_found_after_its_first_step() -> None:
+    result = proven(Net(), lambda model: on_host(Hides(model, "second.weight")))
+    assert result.passed is False
+    assert result.cause.startswith("after step 1: ")
+    assert "(second.weight) differ by " in result.cause
+    assert result.cause.endswith(": the optimizer left it out")
+
+
+def proven_with(usual: dict[str, float], of_layout: dict[str, float]) -> Result:
+    """Of a layout whose optimizer has other options than those of single devices."""
+    options = [usual]
+
+    def lay_out(model: nn.Module) -> Placed:
+        options.append(of_layout)
+        return laid_out("whole")(model)
+
+    def optimizer(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+        return torch.optim.SGD(parameters, **(options.pop() if len(options) > 1 else usual))
+
+    return proven(nn.Linear(5, 2), lay_out, optimizer=optimizer)
+
+
+def test_a_wrong_update_of_a_small_learning_rate_is_found() -> None:
+    result = proven_with({"lr": 1e-13}, {"lr": 2e-13})
+    assert result.worst["parameters"].error < 1e-12
+    assert result.cause.startswith("after step 1: updates (")
+
+
+def test_another_optimizer_state_is_found_though_parameters_are_equal() -> None:
+    result = proven_with({"lr": 0.0, "momentum": 0.9}, {"lr": 0.0, "momentum": 0.8})
+    assert result.error("parameters") == 0.0
+    assert result.cause.startswith("after step 2: optimizer (")
+    assert ": momentum_buffer) differ" in result.cause
+
+
+@dataclass(frozen=True)
+class OtherNorm(Shards):
+    """Finds the norm of all gradients to be ``factor`` times as large."""
+
+    factor: float
+
+    def total_norm(self, gradients: Any) -> torch.Tensor:
+        return self.factor * super().total_norm(gradients)
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("limit", [1e-6, 1e6])
+def test_a_norm_that_is_wrong_is_found_whether_the_run_clips_by_it_or_not(
+    limit: float, accumulate: int
+) -> None:
+    def verified(factor: float) -> Result:
+        options = {"clip_norm": limit, "accumulate": accumulate, "lr": 0.1}
+        prepared = prepare(RunConfig.from_dict({"strategy": "single", **options}))
+        return check(prepared, Planted(lambda model: replace(on_host(model), shards=OtherNorm(factor))))
+
+    assert verified(1.0).passed
+    for factor in (0.4, 3.0):
+        assert "(fc." in verified(factor).cause
+
+
+# --- batches and modes --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("samples", "batch_size", "rows"),
+    [(100, 30, [30, 10, 30]), (60, 30, [30, 30, 30]), (40, 30, [30, 10, 10]), (20, 30, [20, 20, 20])],
+)
+def test_the_uneven_last_batch_of_the_epoch_is_among_the_steps(
+    samples: int, batch_size: int, rows: list[int]
+) -> None:
+    prepared = prepare(RunConfig("single", data=f"random:samples={samples}", batch_size=batch_size))
+    assert [batch.rows for batch in batches(prepared)] == rows
+    last = list(prepared.batches(0))[-1]
+    assert any(torch.equal(batch.targets, last.targets) for batch in batches(prepared)[1:])
+
+
+class CenteredInEval(nn.Linear):
+    """In eval mode the outputs of a row depend on those of the others, which a shard does not have."""
+
+    def __init__(self) -> None:
+        super().__init__(5, 2)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        outputs: torch.Tensor = super().forward(inputs)
+        return outputs if self.training else outputs - outputs.mean()
+
+
+def test_a_run_in_eval_mode_is_verified_in_eval_mode_by_its_outputs() -> None:
+    config = RunConfig("whole", virtual=2, model=f"{__file__}:CenteredInEval", eval=True)
+    assert "outputs differ" in check(prepare(config)).cause
+    assert "in eval mode, without gradients" in check(prepare(replace(config, eval=False))).cause
+    right = check(prepare(RunConfig("whole", virtual=2, eval=True)))
+    assert (right.passed, right.error("gradients")) == (True, None)
+
+
+@pytest.mark.parametrize(
+    "is_rare", [lambda module: not module.training, lambda _: not torch.is_grad_enabled()]
+)
+def test_what_differs_in_eval_mode_or_without_gradients_alone_is_found(
+    is_rare: Callable[[nn.Module], bool],
+) -> None:
+    def verified(factor: float) -> Result:
+        def wrong(model: nn.Module) -> Placed:
+            model.register_forward_hook(lambda module, args, x: x * factor if is_rare(module) else x)
+            return on_host(model)
+
+        return check(prepare(RunConfig("single", model=f"{planted.__file__}:Net")), Planted(wrong))
+
+    assert "(30 rows: in eval mode, without gradients): outputs differ by 1.0e-01" in verified(1.1).cause
+    assert (verified(1.0).passed, verified(1.0).steps) == (True, 5), "evaluations are no steps"
+
+
+class DrawsInEval(nn.Linear):
+    """Draws random numbers in eval mode only."""
+
+    def __init__(self) -> None:
+        super().__init__(5, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x if self.training else x + torch.rand_like(x))
+
+
+def test_a_model_that_draws_in_eval_mode_is_not_evaluated() -> None:
+    assert check(prepare(RunConfig("whole", virtual=2, model=f"{__file__}:DrawsInEval"))).passed
+
+
+# --- what a forward writes ----------------------------------------------------------------------------
+
+
+class Kept(nn.Module):
+    """Reads one buffer, counts calls, and keeps a mean of its inputs, which nothing reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(5))
+        self.register_buffer("calls", torch.zeros((), dtype=torch.long))
+        self.register_buffer("shift", torch.ones(5))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.mean.mul_(0.9).add_(x.detach().mean(0))
+        self.calls += 1
+        return x + self.shift
+
+
+def kept() -> nn.Module:
+    return nn.Sequential(Kept(), nn.Linear(5, 2))
+
+
+def test_buffers_that_shards_write_from_their_own_rows_are_named_and_not_compared() -> None:
+    result = proven(kept())
+    assert result.passed
+    assert any("0.mean" in note and "0.shift" not in note for note in result.notes)
+
+
+def test_on_one_device_every_buffer_is_compared_and_none_is_excused() -> None:
+    result = proven(kept(), laid_out("single"))
+    assert (result.passed, result.notes, result.error("buffers")) == (True, [], 0.0)
+
+
+def test_a_buffer_that_a_single_device_does_not_write_is_compared() -> None:
+    def shifted(model: Any) -> Placed:
+        """What is written is not in the outputs of this step, but in those of the next."""
+        model[1].weight.register_hook(lambda gradient: model[0].shift.add_(1).sum() * 0 + gradient)
+        return laid_out("whole")(model)
+
+    assert "buffers (0.shift) differ by 1.0e+00" in proven(kept(), shifted).cause
+
+
+class Renormed(nn.Module):
+    """A table whose rows the forward shortens; the inputs choose rows by their rank."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.fc = nn.Embedding(12, 4, max_norm=0.5), nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.fc(self.table((x.abs().sum(1) * 10).long() % 12))
+
+
+@pytest.mark.parametrize("strategy", ["whole", "functional", "single"])
+def test_rows_that_max_norm_shortens_are_right(strategy: str) -> None:
+    result = proven(Renormed(), laid_out(strategy))
+    assert result.passed, result.cause
+
+
+# --- hooks on parameters ------------------------------------------------------------------------------
+
+
+class Masked(nn.Module):
+    """Halves a gradient by one hook, and counts finished gradients by another, a bound method."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(5, 2)
+        self.finished = 0
+        self.fc.weight.register_hook(lambda gradient: gradient / 2)
+        self.fc.bias.register_post_accumulate_grad_hook(self.count)
+
+    def count(self, parameter: torch.Tensor) -> None:
+        assert parameter.grad is not None
+        parameter.grad *= 3
+        self.finished += 1
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.fc(x)
+
+
+def test_a_copy_of_a_model_keeps_the_hooks_on_its_parameters() -> None:
+    model = Masked()
+    copy_of_it = copied(model, torch.float64)
+    assert hooked_parameters(copy_of_it) == ["fc.weight", "fc.bias"]
+    copy_of_it(torch.ones(1, 5, dtype=torch.float64)).sum().backward()
+    assert torch.equal(copy_of_it.fc.weight.grad, torch.full((2, 5), 0.5, dtype=torch.float64))
+    assert torch.equal(copy_of_it.fc.bias.grad, torch.full((2,), 3.0, dtype=torch.float64))
+    assert (model.finished, copy_of_it.finished) == (0, 1)
+
+
+@pytest.mark.parametrize("strategy", ["whole", "functional", "place"])
+def test_hooks_on_parameters_are_part_of_what_is_verified(strategy: str) -> None:
+    options = {"place": ["*=cpu"]} if strategy == "place" else {}
+    assert proven(Masked(), laid_out(strategy, **options)).passed
+    result = proven(Masked(), lambda model: on_host(copy.deepcopy(model)))
+    assert "the first gradient in backward order that differs is of parameter 'fc." in result.cause
+
+
+def test_a_layout_that_makes_new_parameters_refuses_hooks_by_name() -> None:
+    config = RunConfig("fsdp", options={"block": ("fc",)})
+    with pytest.raises(ConfigError, match=r"fsdp .* lose the hooks of fc.weight, fc.bias"):
+        STRATEGIES["fsdp"](config).prepare(Masked(), ())
+
+
+def test_a_copy_casts_floats_keeps_ties_and_shares_nothing() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3), nn.BatchNorm1d(3), nn.LSTM(3, 3))
+    model[1].weight = model[0].weight
+    made = copied(model, torch.float64)
+    assert made[1].weight is made[0].weight
+    assert {tensor.dtype for tensor in made.state_dict().values()} == {torch.float64, torch.long}
+    same = copied(made, torch.float64)
+    pointers = {tensor.data_ptr() for tensor in made.state_dict().values()}
+    assert not pointers & {tensor.data_ptr() for tensor in same.state_dict().values()}
+    assert all(a is b for a, b in zip(made[3]._flat_weights, made[3].parameters(), strict=True))
+
+
+# --- the Record ---------------------------------------------------------------------------------------
+
+
+def test_the_record_has_the_step_and_the_tensor_of_the_largest_error() -> None:
+    prepared = prepare(RunConfig("whole", virtual=2))
+    found = row(verify(prepared))
+    assert (found["checked"], found["passed"], found["steps"]) == (True, True, 7)
+    errors = [error for key, error in found.items() if key.endswith("_error") and error is not None]
+    assert len(errors) == 5, "the model has no buffers, and SGD keeps nothing"
+    assert found["worst"]["error"] == max(errors)
+    failed = row(check(prepared, Planted(wrapped("", lambda module, inputs: 2 * module(inputs)))))
+    assert (failed["checked"], failed["passed"], failed["steps"]) == (True, False, 1)
+    assert (failed["worst"]["kind"], failed["worst"]["step"]) == ("outputs", 1)
+
+
+def test_a_misfit_names_the_innermost_module_and_its_input_shapes() -> None:
+    model = nn.Sequential(nn.Identity(), nn.Sequential(nn.Linear(5, 2)))
+    with pytest.raises(ConfigError) as caught, misfit_as_config_error(model):
+        model(torch.zeros(30, 7))
+    message = str(caught.value)
+    assert "module '1.0' (Linear(in_features=5, out_features=2, bias=True)) got (30, 7)" in message
+    assert not model[0]._forward_hooks  # left as it was
+
+
+class Branches(nn.Module):
+    """One layer is called and not trained, one is trained and not called, and two are neither."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.apart = nn.Linear(5, 2), nn.Linear(5, 2)
+        self.left_out = nn.Sequential(nn.Linear(5, 2), nn.Tanh())
+        self.cut_off = nn.Linear(5, 2)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        outputs = self.used(x) + nn.functional.linear(x, self.apart.weight, self.apart.bias)
+        return outputs + self.cut_off(x).detach()
+
+
+def test_what_no_step_reaches_is_recorded_and_shown() -> None:
+    options: dict[str, Any] = {"devices": "cpu", "steps": 2, "track": False}
+    facts = dpexp.run("single", model=f"{__file__}:Branches", **options).verification
+    assert facts["unreached"] == {
+        "modules": ["left_out"],
+        "parameters": ["left_out.0.weight", "left_out.0.bias", "cut_off.weight", "cut_off.bias"],
+    }
+    line = "not verified: modules left_out, which are never called; parameters cut_off.weight, cut_off.bias, "
+    assert unreached(facts).startswith(line)
+    facts = dpexp.run("single", model="transformer", **options).verification
+    assert facts["unreached"] == {"modules": [], "parameters": []}
+    assert unreached(facts) == ""
