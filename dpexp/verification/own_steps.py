@@ -130,7 +130,7 @@ class OwnSteps:
 
     def _result(self, failure: Failure | None = None, cause: str = "") -> Result:
         take = self._take
-        notes = [self.note] if self.note else take.hidden_notes()
+        notes = [self.note] if self.note else take.uncompared()
         failed = failure.worst if failure is not None else None
         return Result(
             self._dtype, 0 if self.note else take.compared, take.of_all_ranks(), notes, failed, cause

@@ -98,6 +98,7 @@ class Proof:
 
     def _make_single_device(self) -> None:
         """In the first type in which it computes; what the model does by nature, another one has found out."""
+        first_error = None
         while True:
             self._probe = self._single_device()
             self._initial, first = State.of(self._probe.trainer), self.batches[0]
@@ -107,9 +108,9 @@ class Proof:
                 )
                 break
             except (RuntimeError, NotImplementedError) as error:
-                narrower = NARROWER.get(self.dtype)
+                narrower, first_error = NARROWER.get(self.dtype), first_error or error
                 if type(error) not in (RuntimeError, NotImplementedError) or narrower is None:
-                    raise
+                    raise first_error from None
                 self._narrowed = f"compared in {narrower}, since the model does not compute in {self.dtype}: "
                 self._narrowed += describe(error)
                 self.dtype = narrower
@@ -158,16 +159,15 @@ class Proof:
         self._initial.load(self._single.trainer)
         failure = self._take.check_placed()
         if together is None:
-            self._note(
-                "no mode of the model computes its rows apart from each other: compared in training mode only"
-            )
+            only = ": compared in training mode only" if self.optimizer is not None else ""
+            self._note(f"no mode of the model computes its rows apart from each other{only}")
         elif failure is None:
             self._set_mode(together)
             failure, proven = self._in_mode(), together if together.in_chunks else None
-        notes, steps = self._take.hidden_notes(), self._take.compared
+        notes, steps = self._take.uncompared(), self._take.compared
         if failure is None and self._modes.training and self.optimizer is not None:
             failure, proven = self._in_training()
-            notes, training = [*notes, *self._take.hidden_notes()], self._take.compared
+            notes, training = [*notes, *self._take.uncompared()], self._take.compared
         return self._result(failure, steps, training, proven, notes)
 
     def _in_mode(self) -> Failure | None:
@@ -318,7 +318,7 @@ class Proof:
             located = failure.text or Locator(take, failure, self.model, self.report).message()
             cause = f"in training mode, {located}" if training else located
         worst, trains = take.of_all_ranks(), self.optimizer is not None
-        if trains and not cause and not self._unreached.trained:
+        if trains and not cause and steps + training and not self._unreached.trained:
             self._note(
                 "no parameter had a gradient other than zero, so that a wrong layout would look the same"
             )
@@ -327,10 +327,6 @@ class Proof:
         if quiet:
             why = "each shard has its own statistics or masks"
             self._note(f"in eval mode in some steps: {listed(sorted(quiet))}: {why}")
-        if take.by_shards:
-            self._note(
-                f"each shard writes to {listed(sorted(take.by_shards))} from its own rows: not compared"
-            )
         if training:
             self._note(f"in training mode, chunk by chunk: {plural(training, 'step')} more")
         limit, tolerance = max((each.limit for each in worst.values()), default=0.0), take.limits.tolerance
@@ -344,7 +340,7 @@ class Proof:
             self.dtype,
             steps,
             worst,
-            [*self._notes, *notes, *take.notes, *sharding_rules.notes()],
+            [*dict.fromkeys([*self._notes, *notes, *take.notes, *sharding_rules.notes()])],
             failure.worst if failure is not None else None,
             cause,
             training,

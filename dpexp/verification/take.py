@@ -141,6 +141,7 @@ class Take:
         """Forget the steps so far, with the gradients of batches since the optimizer's last one."""
         self.steps, self.limits, self._left = 0, self._unmeasured, {}
         self.errors, self.hidden, self.made, self._window = {}, {}, {}, []
+        self.by_shards = set()
 
     # --- a take ---
 
@@ -533,18 +534,21 @@ class Take:
         """The steps so far in which rounding would hide no error."""
         return self.steps - sum(step <= self.steps for step in self.hidden)
 
-    def hidden_notes(self) -> list[str]:
-        """Which steps say nothing, because rounding would hide an error in them, and what to do."""
+    def uncompared(self) -> list[str]:
+        """What is not compared: buffers that shards write, and steps in which rounding would hide an error."""
+        names = listed(sorted(set().union(*self.group.all_gather(self.by_shards))))
+        written = [f"each shard writes to {names} from its own rows: not compared"] if names else []
         if not self.hidden:
-            return []
+            return written
         steps = [f"step {step} ({plural(self.rows[step], 'row')})" for step in sorted(self.hidden)]
         first = self.hidden[min(self.hidden)]
         what = f"{first.kind} ({first.tensor})" if first.tensor else first.kind
         where = f" from {self.amplifies} on" if self.amplifies else ""
         return [
+            *written,
             f"{NOT_COMPARABLE}: {listed(steps)}, where rounding alone may change {what} by over "
             f"{HIDES:.0%}{where}, which would hide an error of this size: shards with more rows are better "
-            "conditioned"
+            "conditioned",
         ]
 
     def _amplifying(self) -> str:
