@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 import torch
+from dpexp.verification.comparison import on_host
+from dpexp.verification.equivalence import Equivalence
 from torch import nn
 from torch.nn import functional
 
 import dpexp
 from dpexp.data.batch import Batch
 from dpexp.data.loss_tensors import LossTensors
-from dpexp.verification.comparison import on_host
-from dpexp.verification.equivalence import Equivalence
 
 WEIGHT = torch.tensor([1.0, 2.0, 0.5])
 

@@ -26,6 +26,7 @@ from dpexp.training.optimizer_choice import OwnOptimizer
 from dpexp.verification.proof import Proof
 from dpexp.verification.result import Result
 
+SGD = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
 Change = Callable[[nn.Module, torch.Tensor], torch.Tensor]
 
 
@@ -78,7 +79,7 @@ def proven(
     lay_out: Callable[[nn.Module], Placed],
     batches: Sequence[Batch],
     loss: Any = functional.mse_loss,
-    optimizer: Any = partial(torch.optim.SGD, lr=0.1, momentum=0.9),
+    optimizer: Any = SGD,
     group: ProcessGroup | None = None,
     **options: Any,
 ) -> Result:

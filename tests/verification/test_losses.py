@@ -19,8 +19,8 @@ from dpexp.engine.prepare import prepare
 from dpexp.engine.verify import verify
 from dpexp.parallel import DataParallel
 from dpexp.timing import Timer
-from dpexp.verification.result import VerificationError
 from dpexp.verification.gathered_outputs import scalars_of_replicas
+from dpexp.verification.result import VerificationError
 
 DATA = {"data": "random:samples=25", "batch_size": 10, "virtual": 3}  # shards of 4, 4, 2 and 2, 2, 1 rows
 LAYOUTS: dict[str, dict[str, Any]] = {
@@ -64,7 +64,7 @@ def test_a_loss_inside_the_model_is_exact_in_verification_and_in_training(model:
 
 def test_a_scalar_of_shards_that_is_not_the_loss_is_named() -> None:
     prepared = prepare(RunConfig("whole", model="losses_inside:Shifted", **DATA))
-    assert "outputs['spread'] is a scalar, and those of shards" in verify(prepared).note
+    assert "outputs['spread'] is a scalar, and those of shards" in "; ".join(verify(prepared).notes)
 
 
 @pytest.mark.parametrize(

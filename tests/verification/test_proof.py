@@ -1,4 +1,4 @@
-"""Proof: right layouts of every kind equal a single device to rounding, wrong ones fail by the error that they make."""
+"""Proof: right layouts of every kind equal a single device to rounding, wrong ones fail by their error."""
 
 import copy
 from collections.abc import Callable

@@ -87,9 +87,6 @@ def test_a_loss_that_reaches_no_parameter_in_one_batch_is_compared() -> None:
     assert dpexp.prove(model, data_parallel, batches(8, 5, 8), loss, devices=DEVICES).passed
 
 
-IN_BOTH = "; in float64 and in float32, the run's own type"
-
-
 class Rare(nn.Linear):
     """Is wrong where ``is_rare`` says so."""
 
@@ -103,9 +100,9 @@ class Rare(nn.Linear):
 @pytest.mark.parametrize(
     ("is_rare", "where"),
     [
-        (lambda module, inputs: len(inputs) == 1, f"1 row: one row in all.*{IN_BOTH}"),
+        (lambda module, inputs: len(inputs) == 1, "1 row: one row in all"),
         (lambda module, inputs: torch.equal(inputs[0], inputs[-1]) and len(inputs) > 1, "all rows alike"),
-        (lambda module, inputs: not module.training, f"in eval mode, without gradients.*{IN_BOTH}"),
+        (lambda module, inputs: not module.training, "in eval mode, without gradients"),
     ],
     ids=["one row", "rows alike", "eval"],
 )
@@ -116,20 +113,6 @@ def test_what_the_given_batches_do_not_take_is_proven_too(is_rare: Any, where: s
 
     with pytest.raises(VerificationError, match=where):
         dpexp.prove(Blocks(10, 20, 20), wrong, batches(), nn.functional.mse_loss)
-
-
-def test_a_batch_that_a_layout_refuses_is_not_stepped_in_the_own_type_either() -> None:
-    def scaled(module: nn.Module, given: tuple[torch.Tensor], outputs: torch.Tensor) -> torch.Tensor:
-        if len(given[0]) == 1:
-            raise ValueError("one row")
-        return outputs * (1 + given[0][0].eq(given[0]).all())
-
-    def wrong(model: nn.Module, devices: list[torch.device]) -> nn.Module:
-        model.register_forward_hook(scaled)
-        return model
-
-    with pytest.raises(VerificationError, match=f"all rows alike.*{IN_BOTH}"):
-        dpexp.prove(nn.Linear(10, 20), wrong, batches(), nn.functional.mse_loss)
 
 
 @pytest.mark.gpu

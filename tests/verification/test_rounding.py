@@ -1,7 +1,6 @@
 """Rounding: float32 inside a forward, and operators without float64, are judged by a single device."""
 
 import re
-from itertools import islice
 from typing import Any
 
 import pytest
@@ -13,17 +12,11 @@ from torch import nn
 import dpexp
 from dpexp.config.errors import ConfigError
 from dpexp.config.run_config import RunConfig
-from dpexp.distributed.process_group import ProcessGroup
 from dpexp.engine.prepare import prepare
 from dpexp.engine.verify import verify
-from dpexp.verification.result import Result
 from dpexp.parallel import DataParallel
-from dpexp.timing import Timer
-from dpexp.verification.comparison import Comparison
-from dpexp.verification.compare import Noise
+from dpexp.verification.result import Result, VerificationError
 from dpexp.verification.rounding import OtherwiseRounded
-from dpexp.verification.mode import Mode, RowsTogether
-from dpexp.verification.result import VerificationError
 
 DEVICES = [torch.device("cpu", index) for index in range(3)]
 
@@ -38,18 +31,15 @@ def verified(model: nn.Module, strategy: str = "whole") -> Result:
 def test_float32_inside_a_forward_is_judged_by_its_own_rounding(strategy: str) -> None:
     torch.manual_seed(0)
     result = verified(Scan(), strategy)
-    assert (result.passed, result.dtype) == (True, "float64")
-    assert result.error("gradients") is not None
-    assert result.tolerance is not None
-    assert 1e-12 < result.error("gradients") < result.tolerance < 1e-5
+    assert (result.passed, result.dtype) == (True, torch.float64)
+    assert 1e-12 < result.worst["gradients"].error < result.tolerance < 1e-5
     assert "rounding exceeds 1e-12; a single device that rounds it otherwise" in "; ".join(result.notes)
 
 
 def test_an_operator_without_float64_is_verified_in_float32_with_a_measured_limit() -> None:
     torch.manual_seed(0)
     result = verified(Routed())
-    assert (result.passed, result.cause, result.dtype) == (True, "", "float32")
-    assert result.tolerance is not None
+    assert (result.passed, result.cause, result.dtype) == (True, "", torch.float32)
     assert 1e-8 < result.tolerance < 1e-4
     assert "does not compute in torch.float64: RuntimeError: Expected mat_a to be Float32" in "; ".join(
         result.notes
@@ -68,35 +58,6 @@ def test_a_wrong_layout_of_such_a_model_is_still_caught(make: Any) -> None:
     assert right.passed
     with pytest.raises(VerificationError, match=r"head\.weight"):
         dpexp.prove(make(), wrong, batches, nn.functional.mse_loss, devices=DEVICES)
-
-
-class MeasuredInTurns(Comparison):
-    """The first way to round explains the first step, the others all."""
-
-    def _noise(self, mode: Mode, draw: int, steps: int | None = None) -> Noise:
-        measured = super()._noise(mode, draw, steps)
-        return {key: each for key, each in measured.items() if draw or key[1] == 1}
-
-
-def test_what_a_second_way_to_round_explains_is_not_reported() -> None:
-    torch.manual_seed(0)
-    prepared = prepare(RunConfig("whole", virtual=3))
-    reported = list[str]()
-    comparison = MeasuredInTurns(
-        Scan(),
-        lambda model: prepared.strategy.place(model, prepared.selection.used, Timer()),
-        [*islice(prepared.batches(0), 2)],
-        prepared.data.objective,
-        prepared.optimizer,
-        ProcessGroup(),
-        torch.float64,
-        "",
-        RowsTogether(),
-        report=lambda difference, text: reported.append(text),
-    )
-    result = comparison.result()
-    assert (result.failed, reported) == (None, [])
-    assert result.tolerance > 1e-12
 
 
 class Cancelling(Two):
@@ -133,16 +94,6 @@ def test_float64_is_rounded_otherwise_by_its_last_bits() -> None:
         other = model(x)
     assert 0 < (found - expected).abs().max() < 1e-14
     assert not torch.equal(found, other)
-
-
-def test_of_another_kernel_more_bits_are_moved() -> None:
-    x = torch.rand(1000) + 0.5
-    moved = []
-    for bits in (1, 8):
-        with OtherwiseRounded(0, bits):
-            found = x + 0.0
-        moved.append((found - x).abs().max() / torch.finfo(x.dtype).eps)
-    assert moved[0] <= 2 < 6 < moved[1] <= 13
 
 
 def test_rounding_otherwise_changes_nothing_in_place() -> None:
@@ -190,7 +141,7 @@ class Counting(Two):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         type(self).calls += 1
-        return super().forward(x) * (1 + 0.01 * (self.calls % 2))
+        return super().forward(x) * (1 + 0.01 * self.calls)
 
 
 def test_what_differs_without_any_rounding_is_not_rounding() -> None:

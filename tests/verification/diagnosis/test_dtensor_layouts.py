@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from dpexp.verification.equivalence import Equivalence
 from in_ranks import in_ranks
 from torch import distributed, nn
 from torch.distributed._functional_collectives import all_reduce
@@ -23,7 +24,6 @@ from dpexp.strategies.custom import Parallelize, lay_out
 from dpexp.strategies.sharding_rules import NOTE
 from dpexp.timing import Timer
 from dpexp.verification.diagnosis.agreement import Agreement
-from dpexp.verification.equivalence import Equivalence
 
 
 class Net(nn.Module):

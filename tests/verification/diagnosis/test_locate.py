@@ -7,6 +7,7 @@ from typing import Any
 import planted
 import pytest
 import torch
+from dpexp.verification.equivalence import Equivalence
 from judge import catalogue, prove
 from planted import Caching, Planted, mean_of_means, scaled, weighted, wrapped
 from torch import nn
@@ -15,10 +16,9 @@ from dpexp.config.run_config import RunConfig
 from dpexp.data.batch import Batch
 from dpexp.engine.prepare import prepare
 from dpexp.engine.verify import verify
-from dpexp.verification.result import Result
 from dpexp.strategies.gradient_sync import GradientSync
 from dpexp.strategies.placed import Placed
-from dpexp.verification.equivalence import Equivalence
+from dpexp.verification.result import Result
 
 MODEL = f"{planted.__file__}:Net"
 

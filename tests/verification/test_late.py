@@ -6,14 +6,12 @@ from typing import Any
 import pytest
 import torch
 from in_ranks import in_ranks
-from planted import Net, on_host
+from planted import Net, on_host, proven, random_batches
 from torch import distributed, nn
 
-from dpexp.data.batch import Batch
 from dpexp.distributed.process_group import ProcessGroup
 from dpexp.strategies.placed import Placed
 from dpexp.strategies.ranks.ddp import RowWeightedSync
-from dpexp.verification.equivalence import Equivalence
 
 WRONG = {"nothing": (), "all but the first": ("third.bias",), "all but the last": ("first.weight",)}
 RIGHT = ("everything", "DistributedDataParallel")
@@ -42,12 +40,8 @@ def verified(group: ProcessGroup, waits_for: str) -> str:
             return on_host(wrapped, RowWeightedSync(group.size))
         return laid_out(model, waits_for)
 
-    def sgd(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-        return torch.optim.SGD(parameters, lr=0.1)
-
     torch.manual_seed(0)
-    batch = Batch((torch.randn(6, 5),), torch.randn(6, 2), 6, 6)
-    return Equivalence(Net(), lay_out, [batch], nn.functional.mse_loss, sgd, group).result().cause
+    return proven(Net(), lay_out, random_batches(6), group=group).cause
 
 
 @cache

@@ -6,18 +6,20 @@ from typing import Any
 
 import pytest
 import torch
-from planted import Net, Planted, on_host
+from in_ranks import in_ranks
+from planted import Net, Planted, on_host, proven, random_batches
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from dpexp.config.run_config import RunConfig
 from dpexp.data.batch import Batch
-from dpexp.data.objective import Objective
+from dpexp.distributed.process_group import ProcessGroup
 from dpexp.engine.prepare import prepare
 from dpexp.engine.verify import verify
 from dpexp.strategies.placed import Placed
-from dpexp.verification.equivalence import Equivalence, Result
-from dpexp.verification.made_batches import looked_up
-from dpexp.verification.made_batches import Made, Pieces, reaching
+from dpexp.strategies.ranks.ddp import RowWeightedSync
+from dpexp.verification.made_batches import Made, Pieces, looked_up, made_batches
+from dpexp.verification.result import Result
 
 IDS = 50
 
@@ -40,13 +42,11 @@ def ids(rows: int = 6) -> Batch:
 
 
 def numbers(rows: int = 6) -> Batch:
-    torch.manual_seed(0)
-    return Batch((torch.randn(rows, 5),), torch.randn(rows, 2), rows, rows)
+    return random_batches(rows)[0]
 
 
 def made(model: nn.Module, batch: Batch, pieces: Pieces | None = None) -> dict[str, Batch]:
-    found = reaching(model, Objective(), batch, pieces or Pieces(), trains=True)
-    return {each.what: each.batch for each in found.batches}
+    return {each.what: each.batch for each in made_batches(model, batch, pieces or Pieces())}
 
 
 @pytest.mark.parametrize(
@@ -92,15 +92,6 @@ def test_ids_are_found_through_a_conversion(change: Callable[[torch.Tensor], tor
     assert (found.table, found.table_rows, found.count) == ("1", 9, 4)
 
 
-def test_a_batch_that_a_single_device_refuses_is_left_out_with_its_reason() -> None:
-    model = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
-    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    found = reaching(model, Objective(), numbers(), Pieces(2), trains=True)
-    assert [each.what for each in found.batches] == []
-    assert "more than 1 value per channel" in found.left_out["one row in all"]
-    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
-
-
 class Experts(nn.Module):
     """The sign of the first feature chooses which layer computes a row."""
 
@@ -117,21 +108,11 @@ class Experts(nn.Module):
         return outputs
 
 
-def test_rows_that_reach_fewer_parameters_are_no_batch_of_ranks_which_wait_for_these() -> None:
-    found = reaching(Experts(), Objective(), numbers(), Pieces(2), trains=True)
-    assert "do not reach the parameters" in found.left_out["one row in all"]
-    assert "one row in all" in made(Experts(), numbers(), Pieces(1, 2))
-
-
 # --- stepped ------------------------------------------------------------------------------------------
 
 
-def sgd(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    return torch.optim.SGD(parameters, lr=0.1)
-
-
-def stepped(lay_out: Callable[[nn.Module], Placed], *batches: Made) -> Result:
-    return Equivalence(Net(), lay_out, [numbers()], nn.functional.mse_loss, sgd, made=batches).result()
+def stepped(lay_out: Callable[[nn.Module], Placed], *batches: Made, **options: Any) -> Result:
+    return proven(Net(), lay_out, [numbers()], made=batches, **options)
 
 
 def test_what_a_layout_raises_on_a_made_batch_is_a_note_and_the_others_are_stepped() -> None:
@@ -163,10 +144,34 @@ def test_a_made_batch_whose_loss_is_not_finite_is_left_out() -> None:
     def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         return nn.functional.mse_loss(outputs, targets) / (len(outputs) - 1)
 
-    made = [Made(numbers(1), "one row in all")]
-    result = Equivalence(Net(), on_host, [numbers()], loss, sgd, made=made).result()
-    assert result.passed
+    result = stepped(on_host, Made(numbers(1), "one row in all"), loss=loss)
+    assert (result.passed, result.steps) == (True, 1)
     assert "a single device refuses it" in result.notes[0]
+
+
+def of_experts(group: ProcessGroup) -> list[Any]:
+    """Whether ranks pass, and the steps; a batch of one row would leave a rank without some gradients."""
+
+    def wrapped(model: nn.Module) -> Placed:
+        return on_host(DistributedDataParallel(model), RowWeightedSync(group.size))
+
+    torch.manual_seed(0)
+    pieces = Pieces(group.size)
+    result = proven(
+        Experts(),
+        wrapped,
+        [numbers(9)],
+        group=group,
+        made=made_batches(Experts(), numbers(9), pieces),
+        pieces=pieces,
+    )
+    return [result.passed, result.steps, [*result.notes]]
+
+
+def test_rows_that_reach_fewer_parameters_are_no_batch_of_ranks_which_wait_for_these() -> None:
+    for found in in_ranks(2, __file__, "of_experts")["of_experts"]:
+        assert found[0] is True
+        assert found[1] < 4 + 3
 
 
 @pytest.mark.parametrize(
