@@ -91,20 +91,24 @@ class Result:
         limits = [each.limit for each in self.worst.values() if math.isfinite(each.limit)]
         return max(limits, default=TOLERANCE.get(self.dtype, TOLERANCE[torch.float32]))
 
+    @property
+    def largest(self) -> Difference | None:
+        """The difference with the largest error of all kinds."""
+        return max(self.worst.values(), key=lambda each: each.error, default=None)
+
     def error(self, kind: str) -> float | None:
         """The relative error of one kind; None if there was nothing to compare."""
         return self.worst[kind].error if kind in self.worst else None
 
     def row(self) -> dict[str, Any]:
         """As in the Record: ``worst`` is what failed, or else the largest error, its step counted from 1."""
-        worst = self.failed or max(self.worst.values(), key=lambda each: each.error, default=None)
         return {
             "dtype": _name(self.dtype),
             "steps": self.steps,
             "passed": self.passed,
             **{key: self.error(kind) for key, kind in KINDS.items()},
             "tolerance": self.tolerance,
-            "worst": row_of(worst),
+            "worst": row_of(self.failed or self.largest),
             "note": "; ".join(self.notes),
             "cause": self.cause,
         }
