@@ -131,7 +131,7 @@ _FACTORS = 1 << 18
 class OtherwiseRounded(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Moves what operations read by a random part of its last bit; ``draw`` numbers the random numbers.
 
-    Small whole numbers stay: they are exact, and masks are made by comparing them.
+    Small whole numbers stay: they are exact, and masks are made by comparing them. So do numbers without a larger one.
     """
 
     def __init__(self, draw: int = 0) -> None:
@@ -158,9 +158,10 @@ class OtherwiseRounded(TorchDispatchMode):  # type: ignore[no-untyped-call]
         factors = self._factors_of(numbers)
         for part in torch.split(numbers, _FACTORS // 2):
             first = self._places.randrange(_FACTORS - len(part))
-            eps = torch.finfo(part.dtype).eps
-            change = factors[first : first + len(part)] * part * eps
-            part.add_(change.masked_fill_((part == part.trunc()) & (part.abs() < eps**-0.5), 0))
+            eps, most = torch.finfo(part.dtype).eps, torch.finfo(part.dtype).max / 2
+            change, size = factors[first : first + len(part)] * part * eps, part.abs()
+            stays = (part == part.trunc()) & (size < eps**-0.5) | ~(size < most)
+            part.add_(change.masked_fill_(stays, 0))
         return moved
 
     def _factors_of(self, like: torch.Tensor) -> torch.Tensor:

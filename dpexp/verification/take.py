@@ -379,7 +379,7 @@ class Take:
         return self._judged({"parameters": parts_of({name: found[name] for name in wanted}, wanted)})
 
     def _is_short(self, short: torch.dtype | None) -> bool:
-        return short is not None or (self.exact is not None and not self._drew)
+        return short is not None or self.exact is not None
 
     def _shorter(self, found: Step, expected: Step) -> torch.dtype | None:
         """The type in which the layout computes its outputs, where it is a shorter one than the single device's."""
@@ -493,7 +493,8 @@ class Take:
         self.limits = self._unmeasured
         failed = self._failed(kinds)
         while failed is not None and measured and math.isfinite(failed.apart) and len(noise) < draws:
-            if failed.limit > self._unmeasured.tolerance and failed.ratio > CERTAIN:
+            allowed = min(self.group.all_gather(max(self.limits.noise.get((failed.kind, failed.tensor), (0.0,)))))
+            if 0 < CERTAIN * allowed < failed.apart:
                 break
             kinds, of_draw = measured(len(noise))
             noise.append(of_draw)
