@@ -68,10 +68,12 @@ def prove(
             check_parameters(model, placed, group)
             return placed
 
+        pieces = Pieces.of_layout(group, used)
+        for batch in global_batches:
+            batch.check_rows(pieces.count)
         objective = Objective(model, loss=loss, reduction=reduction)
         make = optimizer or partial(torch.optim.SGD, lr=0.01)
         untouched = Untouched(model, global_batches[0], objective, make)
-        pieces = Pieces.of_layout(group, used)
         made = reached_by_all(_on_host(model), objective, global_batches[0], pieces, True, group)
         equivalence = Equivalence(model, laid_out, global_batches, objective, make, group)
         own = next((each.dtype for each in model.parameters() if each.is_floating_point()), None)
@@ -95,12 +97,10 @@ def _on_host(model: nn.Module) -> nn.Module:
 
 def _batch(inputs: Any, targets: Any) -> Batch:
     inputs = inputs if isinstance(inputs, tuple) else (inputs,)
-    rows = {len(tensor) for tensor in tensors.walk((inputs, targets))}
-    if len(rows) != 1:
-        raise ConfigError(
-            f"prove: the tensors of a batch have {sorted(rows)} rows, and must have equally many"
-        )
-    return Batch(inputs, targets, *rows, *rows)
+    first = next((each for each in tensors.walk((inputs, targets)) if each.dim()), None)
+    if first is None:
+        raise ConfigError("prove: a batch has no tensor with rows in dimension 0")
+    return Batch(inputs, targets, first.size(0), first.size(0))
 
 
 def _device(mesh: Any) -> torch.device:

@@ -234,6 +234,10 @@ DATA = [
 ]  # fmt: skip
 
 LOSSES = [
+    bad("single --accumulate 8 --steps 5", "--accumulate 8: the run has 5 batches", "give --steps 8 or more"),
+    bad("ddp --virtual 2 --accumulate 5 --epochs 1", "--accumulate 5: the run has 4 batches"),
+    bad("whole --accumulate 2 --loss $user:root_loss", "it is not a mean over rows", "--batch-size 60"),
+    done("whole --virtual 2 --accumulate 2 --steps 3", "The last 1 batch of 3 trained nothing"),
     bad("whole --loss hinge", "--loss: unknown loss 'hinge'; there are cross_entropy"),
     bad("whole --loss huber:gamma=1", "huber takes no option 'gamma'; there is delta"),
     bad("whole --loss $user:no_loss", "has no 'no_loss'"),

@@ -86,6 +86,8 @@ def reaching(model: nn.Module, objective: Objective, first: Batch, pieces: Piece
 
     Every rank must give the same, and gets the same.
     """
+    if whole := first.whole():
+        return Reached((), {"every made batch": f"{', '.join(whole)} cannot be split by rows"})
     with torch.random.fork_rng(devices=[]):
         single = _SingleDevice.of(model, objective, trains)
         try:
@@ -165,11 +167,7 @@ def _one_of_each_row(lookup: Lookup, rows: int) -> torch.Tensor:
 
 def rows_of(batch: Batch, numbers: Sequence[int]) -> Batch:
     """These rows of the batch as one of their own; those beyond its last begin anew."""
-    index = torch.tensor([number % batch.rows for number in numbers])
-    inputs, targets = tensors.map_tensors(
-        lambda tensor: tensor.index_select(0, index), (batch.inputs, batch.targets)
-    )
-    return Batch(inputs, targets, len(index), len(index))
+    return batch.chosen(numbers)
 
 
 @dataclass(frozen=True)
