@@ -17,7 +17,7 @@ from dpexp import devices, tensors
 from dpexp.data.batch import Batch
 from dpexp.record.record import Row
 from dpexp.strategies.modules.tables import TablePart
-from dpexp.strategies.modules.wrappers import Part, Transfer, Wrapper, parts
+from dpexp.strategies.modules.wrappers import Part, Transfer, Wrapper, is_transparent, parts
 from dpexp.strategies.placed import Loss, Placed, StepEndedError, StepObserver
 from dpexp.training.preserve import preserved
 
@@ -39,7 +39,7 @@ class ShapeLog:
         hooks, hooked = ExitStack(), set()
         for order, part in enumerate(parts(self._placed.module)):
             module = part.module
-            if module not in hooked and not (isinstance(module, Wrapper) and module.transparent):
+            if module not in hooked and not is_transparent(module):
                 hook = partial(self._add, order, part)
                 hooks.enter_context(module.register_forward_hook(hook, with_kwargs=True))
                 hooked.add(module)

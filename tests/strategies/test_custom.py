@@ -15,6 +15,7 @@ from dpexp.engine.dry_run import dry_run
 from dpexp.engine.prepare import prepare
 from dpexp.record.record import Record
 from dpexp.record.view import RecordView
+from dpexp.report.findings import findings_of
 
 LAYOUTS = HELPERS / "layouts.py"
 EXPERIMENT = ROOT / "experiments" / "planted_bugs"
@@ -53,6 +54,14 @@ def test_ranks_of_a_users_torchrun_are_along_dp() -> None:
     found = record(torchrun(2, *layout, *SHORT))
     assert found["verification"]["passed"] is True
     assert [len(row["replicas"]) for row in found["device_map"]] == [1] * 6
+    assert RecordView(Record.from_dict(found)).batches[0].split == [5, 5]
+
+
+def test_a_mesh_that_splits_no_rows_is_found() -> None:
+    found = record(custom("sharded", "--mesh", "fsdp=2"))
+    assert found["verification"]["passed"] is True
+    (said,) = [each.text for each in findings_of(Record.from_dict(found)) if each.name == "no rows split"]
+    assert said.startswith("The mesh fsdp=2 splits no rows: each of 2 ranks computes all rows of a batch")
 
 
 def test_shards_made_by_hand_are_verified_by_their_full_tensors() -> None:
