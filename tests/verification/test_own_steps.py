@@ -4,10 +4,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import launching
 import pytest
 import torch
-from command_lines import ROOT
 from engine_runs import recorded
 from torch import nn
 
@@ -17,7 +15,6 @@ from dpexp.parallel.data_parallel import DataParallel
 from dpexp.record.record import Record
 from dpexp.verification.result import VerificationError
 
-KINDS = ROOT / "experiments" / "planted_bugs" / "kinds"
 STEPS: dict[str, Any] = {"steps": 6, "warmup": 5, "phase_steps": 0, "threads": 1}
 
 Devices = list[torch.device]
@@ -279,17 +276,6 @@ def test_a_bug_that_begins_late_is_found_after_the_last_step_which_stays_recorde
     assert record.digest["weights"]
 
 
-def rounds_weights(model: Any, devices: Devices) -> nn.Module:
-    for parameter in model.parameters():
-        if parameter.dtype == torch.float32:
-            parameter.data.copy_(parameter.data.bfloat16().float())
-    return model  # type: ignore[no-any-return]
-
-
-def test_a_model_that_is_placed_with_other_numbers_is_found_before_its_first_step(dpexp_home: Path) -> None:
-    assert "differs from the model's" in failed(dpexp_home, rounds_weights, warmup=0).verification["cause"]
-
-
 def trains_at_another_rate(model: Any, devices: Devices) -> nn.Module:
     from torch.optim.optimizer import register_optimizer_step_pre_hook
 
@@ -311,13 +297,3 @@ def test_another_learning_rate_is_found_by_the_updates(dpexp_home: Path, optimiz
     row = failed(dpexp_home, trains_at_another_rate, optimizer=optimizer).verification["last_step"]
     assert row["gradient_error"] < 1e-6
     assert row["update_error"] == pytest.approx(0.5, rel=0.1)
-
-
-def test_ranks_that_train_apart_are_found_after_the_last_step() -> None:
-    layout = f"{KINDS / 'over.py'}:ranks:bug=late.post_local_sgd"
-    words = ("custom", "--mesh", "dp=2", "--layout", layout, "--model", f"{KINDS / 'nets.py'}:Net")
-    short = ("--steps", "12", "--warmup", "1", "--phase-steps", "0")
-    done = launching.run(*words, *short, PYTHONPATH=str(KINDS))
-    assert done.returncode == 1
-    assert "of rank 1 is not that of rank 0" in done.stderr
-    assert "the ranks have trained apart" in done.stderr
