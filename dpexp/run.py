@@ -192,10 +192,11 @@ def _begin(
     if is_last:
         gc.freeze()  # collecting what torch has imported would take a second at the process's end
     prepared = prepare_ranks(config, world, run_id)
-    if prepared.strategy.needs.prediction:
-        from dpexp.engine.dry_run import predict
+    needs = prepared.strategy.needs
+    if world is None and (needs.prediction or (prepared.selection.is_virtual and not needs.user_code)):
+        from dpexp.engine.device_check import check_devices
 
-        predict(prepared, [next(prepared.batches(0))])
+        check_devices(prepared)
     if not prepared.group.is_first:
         signals.hold()
         return prepared, NullJournal()

@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 
 ACCELERATORS_NEEDED = {"gpu": 1, "multigpu": 2}
 OURS = ("DPEXP_", "MLFLOW_")
-MAY_LACK = ("hypothesis", "matplotlib", "mlflow", "psutil", "transformers", "yaml")
+MAY_LACK = (
+    "cryptography", "hypothesis", "matplotlib", "mlflow", "playwright", "psutil", "transformers", "yaml",
+)  # fmt: skip
 """Packages that no test of an accelerator needs: its machine may lack them."""
 LONG = (
     "test_browser", "test_servers", "test_deliver", "test_restarts", "test_launch",

@@ -120,7 +120,7 @@ def observe(
     """
     log, module = ShapeLog(placed), placed.module
     update = _no_update if gradients else None
-    with preserved(module, placed.devices), _eager(module), log.hooks():
+    with preserved(module, placed.devices), eager(module), log.hooks():
         for batch, log.batch in zip(batches, count() if numbers is None else numbers, strict=False):
             with suppress(StepEndedError):
                 placed.step(batch, loss, update, observer=_AFTER_FORWARD)
@@ -139,7 +139,7 @@ def _no_update() -> None:
     """The step ends before it; the forward records what backward needs."""
 
 
-def _eager(module: nn.Module) -> AbstractContextManager[Any]:
+def eager(module: nn.Module) -> AbstractContextManager[Any]:
     """Compiled modules run as they are written: the compiler would trace the hooks."""
     return torch.compiler.set_stance("force_eager") if is_compiled(module) else nullcontext()
 

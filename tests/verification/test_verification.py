@@ -273,7 +273,10 @@ def test_every_layout_on_a_gpu_equals_the_host(strategy: str, count: int) -> Non
 def test_a_batch_norm_on_a_gpu_is_compared_exactly() -> None:
     """CuDNN's is not, in float64, with another epsilon than 1e-5."""
     prepared = prepare(RunConfig("whole", devices=",".join([str(devices.accelerators()[0])] * 2)))
-    prepared.model = nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8, eps=1e-3), nn.ReLU(), nn.Linear(8, 2))
+    # two, since nn.DataParallel sends a lone tensor of a type as it is: replicas on one device would share
+    # the one num_batches_tracked, and both add to it
+    norms = [nn.BatchNorm1d(8, eps=1e-3) for _ in range(2)]
+    prepared.model = nn.Sequential(nn.Linear(5, 8), norms[0], nn.ReLU(), norms[1], nn.Linear(8, 2))
     assert check(prepared).passed
 
 
