@@ -24,13 +24,12 @@ from dpexp.training.preserve import preserved
 
 _DEVICE_OF: Any = torch.Tensor.device.__get__
 _LABEL = "_dpexp_checked_device"
-_MOVES = (torch.Tensor.to, torch.Tensor.copy_)
 
 
 def check_devices(prepared: Prepared) -> None:
     """Raises PlacementError where the layout mixes devices in the first batch, as accelerators would."""
     batch = next(prepared.batches(0))
-    if _mixes_nothing(prepared, batch):
+    if prepared.selection.is_virtual and _mixes_nothing(prepared, batch):
         return
     try:
         predict(prepared, [batch])
@@ -70,7 +69,8 @@ def _mixes_nothing(prepared: Prepared, batch: Batch) -> bool:
 class _Labels(TorchFunctionMode):
     """Labels each result with the device of its inputs. Raises ValueError for inputs on two devices.
 
-    A tensor without a label is one that no module and no operation gave: it is on the host.
+    A tensor without a label is one that no module and no operation gave: it is on the host. What real devices
+    allow nevertheless, as indices on the host, is left to ``predict``.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -78,7 +78,7 @@ class _Labels(TorchFunctionMode):
         if func == _DEVICE_OF:
             return _label(args[0])
         found = [_label(tensor) for tensor in walk((args, kwargs)) if tensor.dim()]
-        if len(set(found)) > 1 and func not in _MOVES:
+        if len(set(found)) > 1:
             raise ValueError(f"{func} takes tensors on {found}")
         device = _asked(func, args, kwargs) or next(iter(found), devices.HOST)
         result = func(*args, **kwargs)
@@ -93,8 +93,6 @@ def _asked(func: Any, args: Any, kwargs: dict[str, Any]) -> torch.device | None:
     if func is torch.Tensor.cpu:
         return devices.HOST
     to = args[1] if func is torch.Tensor.to and len(args) > 1 else kwargs.get("device")
-    if isinstance(to, torch.Tensor):
-        return _label(to)
     return torch.device(to) if isinstance(to, str | torch.device) else None
 
 
