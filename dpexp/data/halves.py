@@ -21,6 +21,9 @@ LIMIT = 1e-6
 """A larger relative difference is not rounding in float64; for a loss in a shorter type 1000 of its steps."""
 
 
+KINDS = {"rows": "a mean over rows", "tokens": "a mean over what it is weighted by", "sum": "a sum over rows"}
+
+
 def no_mean_over_rows(model: nn.Module, objective: Objective, batch: Batch) -> str:
     """That the loss of the batch is not that of its halves together, and what to give; empty where it is.
 
@@ -38,10 +41,9 @@ def no_mean_over_rows(model: nn.Module, objective: Objective, batch: Batch) -> s
         return ""
     if not abs(whole - together) > limit:  # or not a number
         return ""
-    kind = {"rows": "a mean over rows", "tokens": "a mean over what it is weighted by", "sum": "a sum"}
     return (
         f"the loss of a batch of {plural(batch.rows, 'row')} is {whole:.6g}, and that of its halves together "
-        f"{together:.6g}: it is not {kind[objective.reduction]}. For a sum give --reduction sum, for a mean "
+        f"{together:.6g}: it is not {KINDS[objective.reduction]}. For a sum give --reduction sum, for a mean "
         "over targets --reduction tokens (only -100 counts as masked), for another mean a function "
         "loss_weight(targets) of the loss or the model, which returns what it divides by"
     )
