@@ -20,7 +20,6 @@ from dpexp.data.objective import Objective
 LIMIT = 1e-6
 """A larger relative difference is not rounding in float64; for a loss in a shorter type 1000 of its steps."""
 
-
 KINDS = {"rows": "a mean over rows", "tokens": "a mean over what it is weighted by", "sum": "a sum over rows"}
 
 
