@@ -43,12 +43,6 @@ def mean_of_means(model, dp):
     change_gradients(model.parameters(), dp.mean)
 
 
-@layout("dp", module="head", words="rank")
-def first_rank_for_all(model, dp):
-    """All ranks have the gradient of rank 0; it is the same on all, and wrong."""
-    change_gradients(model.parameters(), lambda gradient: dp.sum(gradient * (dp.rank == 0)))
-
-
 @layout("dp", module="head", words="on rank 1 it is 2 times")
 def scaled_on_one_rank(model, dp):
     """Rank 1 scales the averaged gradients: from here on the ranks have different weights."""

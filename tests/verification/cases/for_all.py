@@ -9,7 +9,6 @@ from catalogue import run
 from pieces import change_gradients, changed_output
 from torch import distributed, nn
 from torch.nn import functional
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.overrides import TorchFunctionMode
 
 NAMES = {
@@ -89,18 +88,6 @@ def all_reduce(model):
     change_gradients(model.parameters(), average)
     replace("distributed.all_reduce", lambda original: lambda tensor, *args, **kwargs: None)
     return model
-
-
-@run("ranks")
-def global_optimizer_hook(model):
-    """A hook of all optimizers adds weight decay to the gradients."""
-
-    def decay(optimizer, args, kwargs):
-        for parameter in (each for group in optimizer.param_groups for each in group["params"]):
-            if parameter.grad is not None:
-                parameter.grad = parameter.grad + 0.1 * parameter.detach()
-
-    register_optimizer_step_pre_hook(decay)
 
 
 @run("host")

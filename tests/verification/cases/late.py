@@ -7,7 +7,7 @@ from torch import distributed
 from torch.distributed.algorithms.ddp_comm_hooks import post_localSGD_hook, powerSGD_hook
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 CACHE = {}
 
@@ -61,22 +61,6 @@ def cached_weight(model):
 
     if model.second.weight.dtype == torch.float32:
         model.second.forward = forward
-
-
-@run("host")
-def weights_averaged(model):
-    """Every fifth step the weights are replaced by their moving average."""
-    parameters, mean, step = list(model.parameters()), [], counter()
-
-    def after(optimizer, args, kwargs):
-        if optimizer.param_groups[0]["params"][0] is parameters[0]:
-            mean[:] = mean or [each.detach().clone() for each in parameters]
-            is_fifth = step() % 5 == 0
-            for average, each in zip(mean, parameters, strict=True):
-                average.lerp_(each.detach(), 0.1)
-                each.data.copy_(average if is_fifth else each.data)
-
-    register_optimizer_step_post_hook(after)
 
 
 @run("ranks")

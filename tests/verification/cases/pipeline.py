@@ -25,19 +25,6 @@ def mean_of_means(model, pp):
     return Pipeline(model, pp)
 
 
-@layout("pp", model="Chain", module="7,5")
-def floor_of_layers(model, pp):
-    """Floor instead of ceil: the last layers of a stage are not computed."""
-
-    class Pipeline(Stage):
-        def layers(self, x):
-            for layer in list(self.children())[: 13 // pp.size]:
-                x = layer(x)
-            return x
-
-    return Pipeline(model, pp)
-
-
 @layout("pp", model="Chain", module="6,9")
 def own_gradient(model, pp):
     """A stage does not get the gradient from the next one."""

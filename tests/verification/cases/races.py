@@ -34,22 +34,6 @@ def hook_without_wait(model):
 
 
 @run("ranks")
-def received_without_wait(model):
-    """A factor is sent to the next rank, and used before it has come."""
-    rank, size = distributed.get_rank(), distributed.get_world_size()
-
-    def change(module, args, x):
-        sent, got = torch.ones(1 << 16, dtype=x.dtype), torch.zeros(1 << 16, dtype=x.dtype)
-        works = [distributed.isend(sent, (rank + 1) % size), distributed.irecv(got, (rank - 1) % size)]
-        outputs = x * got[-1].clone()
-        for work in works:
-            work.wait()
-        return outputs
-
-    model.second.register_forward_hook(change)
-
-
-@run("ranks")
 def reused_buffer(model):
     """One buffer is filled again for the next gradient while the all-reduce of the last one is under way."""
     buffer, works = torch.zeros(4096, dtype=model.first.weight.dtype), []

@@ -13,14 +13,6 @@ def one_id(model):
     model.first.register_forward_hook(lambda table, args, x: x * (1 + 0.1 * (args[0] == 199)[..., None]))
 
 
-@run("host", model="nets.Table")
-def same_id_twice(model):
-    """A row whose two ids are the same is read once."""
-    model.first.register_forward_hook(
-        lambda table, args, x: x * torch.where(args[0][:, 0] == args[0][:, 1], 0.5, 1)[:, None, None].to(x)
-    )
-
-
 @run("host")
 def single_row(model):
     """A single row is computed 10% too large."""

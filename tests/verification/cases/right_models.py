@@ -103,15 +103,6 @@ class Routed(Net):
         return self.third(sum(each(x) * w[:, None] for each, w in zip(self.experts, weights, strict=True)))
 
 
-@run(*REPLICATED)
-class WeightNorm(Net):
-    """The weight of a layer is parametrized by its direction and norm."""
-
-    def __init__(self):
-        super().__init__()
-        nn.utils.parametrizations.weight_norm(self.second)
-
-
 @run(*SPLIT)
 class Checkpointed(Drops):
     """A layer is computed again in the backward, with dropout in it."""

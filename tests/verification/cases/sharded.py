@@ -34,12 +34,6 @@ def stale(model, dp):
     by_hand(model, dp, lambda x: kept.setdefault(x.shape, dp.joined(x, dim=0)).clone())
 
 
-@layout("dp", module="up")
-def begins_with_own(model, dp):
-    """The shards are in another order on every rank."""
-    by_hand(model, dp, lambda x: dp.joined(x, dim=0).roll(-dp.rank * len(x), dims=0))
-
-
 @layout("dp")
 def right_fsdp(model, dp):
     """FSDP2: `up` and `down` are gathered together, and the rest with the model."""

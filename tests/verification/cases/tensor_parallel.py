@@ -47,14 +47,6 @@ def bias_of_every_rank(model, tp):
 
 
 @layout("tp", module="up")
-def columns_in_turn(model, tp):
-    """The columns of `up` are in another order than the rows of `down`."""
-    weight = model.up.weight.detach().clone()
-    pair(model, tp)
-    model.up.weight.data.copy_(weight[tp.rank :: tp.size])
-
-
-@layout("tp", module="up")
 def drawn_from_the_start(model, tp):
     """Every rank draws the first numbers of the generator: the offset of its part is missing."""
     pair(model, tp)

@@ -86,24 +86,3 @@ class Contrastive(Net):
 
     def loss(self, outputs, targets):
         return functional.mse_loss(outputs, targets) + torch.cdist(outputs, outputs).exp().neg().mean()
-
-
-@run("ddp")
-class RankOfLoss(Net):
-    """Rank 1 forgets a penalty in its loss."""
-
-    def loss(self, outputs, targets):
-        return functional.mse_loss(outputs, targets) + (0 if is_second_rank() else outputs.square().mean())
-
-
-@run("whole")
-class LossInside(Net):
-    """The forward returns the loss, and a replica's is a sum."""
-
-    def forward(self, x, y):
-        outputs = super().forward(x)
-        return functional.mse_loss(outputs, y, reduction="sum" if is_replica(self) else "mean")
-
-    def example(self, samples, generator):
-        x, y = super().example(samples, generator)
-        return (x, y), y

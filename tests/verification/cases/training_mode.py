@@ -14,13 +14,6 @@ def momentum(model):
     model.norm.momentum = 0.5
 
 
-@run("ranks", model="nets.Norms")
-def norm_in_eval_mode(model):
-    """The batch norm normalizes with its running statistics in training."""
-    model.norm.eval()
-    model.norm.train = lambda mode=True: model.norm
-
-
 class Biased(nn.BatchNorm1d):
     """Keeps the biased variance."""
 
@@ -50,12 +43,6 @@ def with_norm(model, new):
     model.norm = new.to(model.first.weight.dtype)
 
 
-@run("replicas", model="nets.Norms")
-def biased_variance(model):
-    """The running variance is the biased one."""
-    with_norm(model, Biased(8))
-
-
 @run("ranks", model="nets.Norms")
 def mean_of_variances(model):
     """A synchronized batch norm takes the mean of the ranks' variances as the variance of all rows."""
@@ -73,12 +60,6 @@ def statistics_of_last_rank(model):
     laid_out = DistributedDataParallel(model, broadcast_buffers=False)
     laid_out.register_forward_pre_hook(before)
     return laid_out
-
-
-@run("replicas", model="nets.Drops")
-def not_rescaled(model):
-    """What dropout leaves is not scaled by 1 / (1 - p)."""
-    model.drop.register_forward_hook(lambda drop, args, x: x * (1 - drop.p) if drop.training else x)
 
 
 class Own(nn.Dropout):
@@ -107,15 +88,6 @@ def equal_masks(model):
         return functional.dropout(x, 0.4)
 
     model.drop = Own(drop)
-
-
-@run("host", model="nets.Drops")
-def one_mask(model):
-    """The mask of the first step is used for ever."""
-    kept = {}
-    model.drop = Own(
-        lambda x: x * kept.setdefault("mask", functional.dropout(torch.ones_like(x[:1]), 0.4)).to(x)
-    )
 
 
 @run("ranks", model="nets.Drops")
