@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from dpexp import live
 from dpexp.config.errors import ConfigError, startup_errors
+from dpexp.config.printable import printable
 from dpexp.config.process import home
 from dpexp.config.run_config import RunConfig
 from dpexp.config.strategy_options import LaunchOptions
@@ -33,9 +35,11 @@ from dpexp.engine.progress import ProgressBar, importing_torch
 from dpexp.record.files import JournalError, check_writable
 from dpexp.record.journal import Journal, NullJournal, new_run_id, now
 from dpexp.record.record import Record, finish
+from dpexp.record.redact import redact
 from dpexp.record.runs import begin
 from dpexp.tracking.follow import Follower
 from dpexp.tracking.ledger import Delivery
+from dpexp.tracking.user_runs import user_run
 
 if TYPE_CHECKING:
     from dpexp.engine.prepare import Prepared
@@ -146,7 +150,7 @@ def execute(
         return _launch_ranks(config, launched, quiet, on_record)
     if world is not None:
         end_with_launcher()
-    is_recorder = world is None or world.rank == 0
+    is_recorder, users = world is None or world.rank == 0, user_run()
     signals = SignalHandler()
     with signals.installed(is_last=is_last):
         run_id = new_run_id() if world is None else launched_run_id() if is_recorder else ""
@@ -162,6 +166,8 @@ def execute(
             raise
         error = _run_engine(prepared, journal, signals, quiet or not is_recorder)
         record, result = _finish(prepared, journal, error)
+        if is_recorder and (found := user_run()) != users:
+            _warn_of_user_run(found)
         before = signals.received
         if record is not None:
             on_record(record, error)  # while the rest is delivered
@@ -186,10 +192,11 @@ def _begin(
     if is_last:
         gc.freeze()  # collecting what torch has imported would take a second at the process's end
     prepared = prepare_ranks(config, world, run_id)
-    if prepared.strategy.needs.prediction:
-        from dpexp.engine.dry_run import predict
+    needs = prepared.strategy.needs
+    if world is None and (needs.prediction or (prepared.selection.is_virtual and not needs.user_code)):
+        from dpexp.engine.device_check import check_devices
 
-        predict(prepared, [next(prepared.batches(0))])
+        check_devices(prepared)
     if not prepared.group.is_first:
         signals.hold()
         return prepared, NullJournal()
@@ -217,6 +224,16 @@ def _run_engine(
     except JournalError as raised:
         return error or raised
     return error
+
+
+def _warn_of_user_run(found: str) -> None:
+    """Say that values of the user's code are elsewhere."""
+    text = (
+        "warning: the model, data, loss or metrics log to MLflow by themselves (mlflow.log_metric or alike), "
+        f"in {found}, and every process in a run of its own: what they log is not in the run of dpexp. "
+        "Return it from --metrics instead"
+    )
+    print(printable(redact(text)), file=sys.stderr)
 
 
 def _finish(

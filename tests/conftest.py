@@ -27,13 +27,15 @@ if TYPE_CHECKING:
 
 ACCELERATORS_NEEDED = {"gpu": 1, "multigpu": 2}
 OURS = ("DPEXP_", "MLFLOW_")
-MAY_LACK = ("hypothesis", "matplotlib", "mlflow", "psutil", "transformers", "yaml")
+MAY_LACK = (
+    "cryptography", "hypothesis", "matplotlib", "mlflow", "playwright", "psutil", "transformers", "yaml",
+)  # fmt: skip
 """Packages that no test of an accelerator needs: its machine may lack them."""
 LONG = (
     "test_browser", "test_servers", "test_deliver", "test_restarts", "test_launch",
     "test_follower", "test_properties", "test_models", "test_independent_loop",
     "test_user_errors", "test_every_layout", "test_ui", "test_ddp", "test_cli",
-    "test_fsdp", "test_locate", "test_installed", "test_custom",
+    "test_fsdp", "test_run_cases", "test_locate", "test_installed", "test_custom",
 )  # fmt: skip
 """The test files that take longest, in this order: they run first, so that none is left at the end."""
 

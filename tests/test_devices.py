@@ -104,6 +104,23 @@ def test_only_place_and_custom_plan_devices_of_several_kinds() -> None:
     assert planned.used == (torch.device("cuda", 0), torch.device("mps", 0))
 
 
+@pytest.mark.parametrize(
+    ("strategy", "named", "comm", "message"),
+    [
+        ("ddp", "cuda:0,cuda:0", "auto", "NCCL takes one rank per device; name each device once, or use --c"),
+        ("fsdp", "cuda:0,cuda:0", "nccl", "NCCL takes one rank per device; name each device once$"),
+        ("fsdp", "cuda:0,cuda:1", "gloo", "--comm gloo: with tensors on accelerators fsdp crashes"),
+    ],
+)
+def test_ranks_on_accelerators_that_their_backend_cannot_serve_are_refused(
+    strategy: str, named: str, comm: str, message: str
+) -> None:
+    config = RunConfig(strategy, devices=named, options={"comm": comm})
+    with pytest.raises(ConfigError, match=message):
+        assign_device(config, None, planned=True)
+    assign_device(RunConfig("ddp", devices=named, options={"comm": "gloo"}), None, planned=True)
+
+
 @pytest.mark.gpu
 def test_a_device_may_be_given_twice() -> None:
     first = devices.accelerators()[0]

@@ -91,7 +91,10 @@ class RunConfig:
         None, "Largest norm of all gradients together; larger ones are scaled down to it.", min=1e-12
     )
     accumulate: int = option(
-        1, "Batches whose gradients are averaged for one step of the optimizer.", min=1, max=10**6
+        1,
+        "Batches whose gradients are averaged for one step of the optimizer; a smaller one counts as much.",
+        min=1,
+        max=10**6,
     )
     dtype: str = option("float32", "Type of the parameters and the floating-point inputs.", choices=DTYPES)
     autocast: str = option(

@@ -66,8 +66,12 @@ class StrategyOptions:
 
 @dataclass(frozen=True)
 class RankOptions(StrategyOptions):
-    """Options of a strategy whose run may be one of several processes, the ranks."""
+    """Options of a strategy whose run may be one of several processes, the ranks.
 
+    ``has_dtensors``: whether parameters are DTensors, which gloo cannot gather from accelerators.
+    """
+
+    has_dtensors: ClassVar[bool] = False
     comm: str = option(
         "auto",
         "Communication backend of the ranks; auto is nccl on CUDA and gloo on the CPU.",

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from dpexp import tensors
+from dpexp.config.errors import ConfigError
+from dpexp.config.ranges import plural
 
 RankRows = Callable[[int], slice]
 """From the number of rows of a global batch to the rows that a rank computes."""
+
+Change = Callable[[torch.Tensor], torch.Tensor]
 
 STAND_IN_ROWS = 2
 """A rank without rows computes the first rows of the batch with weight 0, because the other ranks wait for it
@@ -20,8 +26,9 @@ in collective operations. It computes two rows, because BatchNorm refuses a batc
 class Batch:
     """A global batch, or the part of its rows that a rank computes.
 
-    ``inputs`` are the model's positional arguments. Every tensor has ``rows`` rows in dimension 0. Where
-    ``rows`` is 0, the tensors hold ``STAND_IN_ROWS`` rows, which must not count.
+    ``inputs`` are the model's positional arguments. Tensors have ``rows`` rows in dimension 0; others, as a
+    scalar or the values of a packed batch, belong to all rows. Where ``rows`` is 0, the
+    tensors hold ``STAND_IN_ROWS`` rows, which must not count.
     """
 
     inputs: tuple[Any, ...]
@@ -38,12 +45,53 @@ class Batch:
     def part(self, rank_rows: RankRows) -> Batch:
         """The part of this global batch that a rank computes."""
         rows, fetched = local_rows(rank_rows, self.rows)
-        inputs, targets = tensors.map_tensors(lambda tensor: tensor[fetched], (self.inputs, self.targets))
-        return Batch(inputs, targets, rows, self.rows)
+        return Batch(*self._mapped(lambda tensor: tensor[fetched]), rows, self.rows)
 
     def sliced(self, rows: slice) -> Batch:
         """These rows of the global batch."""
         return self.part(lambda _: rows)
+
+    def chosen(self, numbers: Sequence[int]) -> Batch:
+        """These rows as a global batch of its own, in new memory; numbers beyond the last row begin anew."""
+        index = torch.tensor([number % self.rows for number in numbers])
+        inputs, targets = self._mapped(lambda tensor: tensor.index_select(0, index), torch.clone)
+        return Batch(inputs, targets, len(index), len(index))
+
+    def whole(self) -> dict[str, str]:
+        """{path: shape} of the tensors that have no rows to split; those of one row broadcast, and have."""
+        leaves = [*tensors.leaves(self.inputs, "inputs"), *tensors.leaves(self.targets, "targets")]
+        found = {path: leaf for path, leaf in leaves if isinstance(leaf, torch.Tensor)}
+        return {
+            path: "nested" if leaf.is_nested else str(tuple(leaf.shape))
+            for path, leaf in found.items()
+            if not self._has_rows(leaf) and (leaf.is_nested or leaf.shape[:1] != (1,))
+        }
+
+    def check_rows(self, parts: int) -> None:
+        """Raises ConfigError for a batch that a layout splits into parts, and that has whole tensors."""
+        whole = self.whole()
+        if parts > 1 and whole:
+            shapes = ", ".join(f"{path} has shape {shape}" for path, shape in whole.items())
+            raise ConfigError(
+                f"the layout splits a batch of {plural(self.rows, 'row')} into {parts} parts, and {shapes}: "
+                "without these rows in dimension 0 it cannot be split. Give it a value for each row "
+                "(x.expand(rows)), padded where rows differ in length, or pass a number; a layout that does "
+                "not split rows, as single, takes it as it is"
+            )
+
+    def _mapped(
+        self, change: Change, change_whole: Change = lambda tensor: tensor
+    ) -> tuple[tuple[Any, ...], Any]:
+        """Inputs and targets with every tensor changed; ``change_whole`` is for those without rows."""
+
+        def changed(tensor: torch.Tensor) -> torch.Tensor:
+            return change(tensor) if self._has_rows(tensor) else change_whole(tensor)
+
+        inputs, targets = tensors.map_tensors(changed, (self.inputs, self.targets))
+        return inputs, targets
+
+    def _has_rows(self, tensor: torch.Tensor) -> bool:
+        return tensor.dim() > 0 and not tensor.is_nested and len(tensor) == self.rows
 
 
 def local_rows(rank_rows: RankRows, global_rows: int) -> tuple[int, slice]:

@@ -31,8 +31,8 @@ class Dataset:
         """The number of samples of an epoch."""
         raise NotImplementedError
 
-    def fetch(self, indices: Tensor | slice) -> tuple[tuple[Any, ...], Any]:
-        """Inputs and targets of these samples; a slice has step 1."""
+    def fetch(self, indices: Tensor) -> tuple[tuple[Any, ...], Any]:
+        """Inputs and targets of these samples."""
         raise NotImplementedError
 
     def digest_input(self) -> Iterator[Tensor]:
@@ -75,13 +75,18 @@ class Dataset:
 
         The order depends on seed and epoch only. Only the rows that ``rank_rows`` gives are fetched.
         """
+        for indices in self.batch_indices(batch_size, seed, epoch, first=first, shuffle=shuffle):
+            rows, fetched = local_rows(rank_rows, len(indices))
+            yield Batch(*self.fetch(indices[fetched]), rows, len(indices))
+
+    def batch_indices(
+        self, batch_size: int, seed: int, epoch: int, *, first: int, shuffle: bool
+    ) -> Iterator[Tensor]:
+        """The samples of each batch of an epoch, from number ``first`` on."""
         order = epoch_order(self.samples, seed, epoch) if shuffle else None
         for start in range(first * batch_size, self.samples, batch_size):
-            global_rows = min(batch_size, self.samples - start)
-            rows, fetched = local_rows(rank_rows, global_rows)
-            positions = slice(start + fetched.start, start + fetched.stop)
-            inputs, targets = self.fetch(positions if order is None else order[positions])
-            yield Batch(inputs, targets, rows, global_rows)
+            end = min(start + batch_size, self.samples)
+            yield torch.arange(start, end) if order is None else order[start:end]
 
     def loss(self, outputs: Any, targets: Any) -> Tensor:
         """A scalar: see ``Objective``."""
@@ -108,9 +113,10 @@ class TensorDataset(Dataset):
     def samples(self) -> int:
         return len(self.inputs[0])
 
-    def fetch(self, indices: Tensor | slice) -> tuple[tuple[Tensor, ...], Tensor | None]:
-        targets = None if self.targets is None else _rows(self.targets, indices)
-        return tuple(_rows(tensor, indices) for tensor in self.inputs), targets
+    def fetch(self, indices: Tensor) -> tuple[tuple[Tensor, ...], Tensor | None]:
+        # ``tensor[indices]`` would wake all intra-op threads for a small batch, for twice the time
+        targets = None if self.targets is None else self.targets.index_select(0, indices)
+        return tuple(tensor.index_select(0, indices) for tensor in self.inputs), targets
 
     def digest_input(self) -> Iterator[Tensor]:
         yield from tensors.walk((self.inputs, self.targets))
@@ -120,8 +126,3 @@ class TensorDataset(Dataset):
         return dataclasses.replace(
             self, inputs=inputs, targets=targets, test=self.test and self.test.to(dtype)
         )
-
-
-def _rows(tensor: Tensor, indices: Tensor | slice) -> Tensor:
-    """The rows; ``tensor[indices]`` would wake all intra-op threads for a small batch, for twice the time."""
-    return tensor[indices] if isinstance(indices, slice) else tensor.index_select(0, indices)

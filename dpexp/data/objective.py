@@ -75,6 +75,11 @@ class Objective:
         self._is_scalar = True
         return loss
 
+    @property
+    def is_inside(self) -> bool:
+        """Whether the forward returns the loss; known after ``on_one_device``."""
+        return self._is_inside
+
     def loss(self, outputs: Any, targets: Any) -> Tensor:
         """A scalar. Raises ConfigError where the shapes do not match.
 

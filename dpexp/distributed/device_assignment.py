@@ -1,5 +1,6 @@
 """Device assignment: how many ranks a host runs, and which device each rank uses."""
 
+from collections.abc import Sequence
 from itertools import cycle, islice
 
 import torch
@@ -8,6 +9,7 @@ from dpexp import devices
 from dpexp.config.errors import ConfigError
 from dpexp.config.ranges import plural
 from dpexp.config.run_config import MAX_VIRTUAL, RunConfig
+from dpexp.config.strategy_options import RankOptions
 from dpexp.distributed.device_selection import DeviceSelection, select_devices
 from dpexp.distributed.world import World
 
@@ -89,4 +91,20 @@ def _per_host(config: RunConfig, planned: bool) -> tuple[int | None, tuple[torch
     options = config.options.rank_options
     if options is not None and options.comm == "nccl" and not accelerators:
         raise ConfigError("--comm nccl needs a CUDA device for each rank; on the CPU use --comm gloo")
+    if options is not None and accelerators:
+        _check_backend(config.strategy, options, accelerators)
     return count, accelerators
+
+
+def _check_backend(strategy: str, options: RankOptions, accelerators: Sequence[torch.device]) -> None:
+    """Raises ConfigError where NCCL or gloo would fail in the run, with an error that does not say why."""
+    if options.comm == "gloo":
+        if options.has_dtensors:
+            raise ConfigError(
+                f"--comm gloo: with tensors on accelerators {strategy} crashes in PyTorch (seen with 2.11); "
+                "use --comm nccl, or --devices cpu"
+            )
+    elif len(set(accelerators)) < len(accelerators) and accelerators[0].type == "cuda":
+        names = ",".join(map(devices.label, accelerators))
+        gloo = "" if options.has_dtensors else ", or use --comm gloo, whose ranks may share one"
+        raise ConfigError(f"--devices {names}: NCCL takes one rank per device; name each device once{gloo}")

@@ -36,7 +36,7 @@ from dpexp.measurement.observe import device_map, observe
 from dpexp.measurement.predicted_work import predicted_work
 from dpexp.parallel import chunk_sizes
 from dpexp.record.record import Row
-from dpexp.strategies.modules.wrappers import Wrapper, parts
+from dpexp.strategies.modules.wrappers import Wrapper, joined, parts
 from dpexp.strategies.placed import Placed
 from dpexp.tensors import map_tensors
 from dpexp.timing import Timer
@@ -168,7 +168,7 @@ def predict(prepared: Prepared, batches: Sequence[Batch], *, with_work: bool = F
         except _NEEDS_VALUES:
             note = "the model looks at values: real batches ran on virtual devices instead"
         except Exception as error:
-            message = _mixed_devices(error, names)
+            message = _mixed_devices(error, names, placed)
             if message:
                 raise PlacementError(message) from error
             # it need not be true of the run: without data, PyTorch's _grouped_mm takes bfloat16 alone
@@ -232,17 +232,34 @@ def _renamed(placed: Placed, shapes: list[Row], names: dict[str, str], note: str
     )
 
 
-def _mixed_devices(error: Exception, names: dict[str, str]) -> str:
+def _mixed_devices(error: Exception, names: dict[str, str], placed: Placed) -> str:
     """The message for an operation on two devices; empty for any other error."""
     message = text_of(error)
     found = list(dict.fromkeys(re.findall(r"\bcpu(?::\d+)?", message)))
     if "device" not in message or len(found) < 2:
         return ""
     first, second = (names.get(device, device) for device in found[:2])
-    return (
-        f"this layout mixes devices {first} and {second}{_where(error)}: put the modules that meet there "
-        "on one device"
-    )
+    where = _where(error)
+    remedy = "put the modules that meet there on one device"
+    if devices.label(devices.HOST) in found[:2]:
+        plain = [name for name in _left_on_host(placed) if f".{name.rpartition('.')[2]}" in where]
+        if plain:
+            make = f"register_buffer('{plain[0].rpartition('.')[2]}', …)"
+            remedy = f"'{plain[0]}' is a plain tensor, which stays on the host: make it a buffer with {make}"
+        elif devices.HOST not in placed.devices:
+            remedy = "a tensor that is made there needs device=, as that of an input (device=x.device)"
+    return f"this layout mixes devices {first} and {second}{where}: {remedy}"
+
+
+def _left_on_host(placed: Placed) -> list[str]:
+    """The plain tensors that modules on other devices keep, by the names of their attributes."""
+    return [
+        joined(part.name, key)
+        for part in parts(placed.module)
+        if devices.placed_on(part.module) != devices.HOST
+        for key, value in vars(part.module).items()
+        if isinstance(value, torch.Tensor) and value.device == devices.HOST
+    ]
 
 
 def _where(error: Exception) -> str:

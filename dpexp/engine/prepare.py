@@ -13,11 +13,13 @@ from dpexp import devices, tensors
 from dpexp.config.errors import ConfigError, describe
 from dpexp.config.factories.factory import Factory
 from dpexp.config.process import cores
+from dpexp.config.ranges import plural
 from dpexp.config.run_config import RunConfig
 from dpexp.data import registry as data
 from dpexp.data.base import Source
 from dpexp.data.batch import Batch
 from dpexp.data.dataset import Dataset
+from dpexp.data.halves import no_mean_over_rows
 from dpexp.data.rng import generator, kept_globals, seed_globals
 from dpexp.distributed.device_assignment import assign_device
 from dpexp.distributed.device_selection import DeviceSelection
@@ -40,6 +42,7 @@ from dpexp.strategies.registry import STRATEGIES
 from dpexp.training.optimizer_check import check_optimizer
 from dpexp.training.optimizer_choice import OptimizerChoice
 from dpexp.training.trainer import Trainer
+from dpexp.verification.touched_rows import with_touched_rows
 from dpexp.verification.untouched import Untouched
 
 
@@ -176,7 +179,7 @@ def prepare(
     dtype: torch.dtype = getattr(torch, config.dtype)
     dataset = _dataset(config, source, model, found.get("validation")).to(dtype)
     evaluation = Evaluation(dataset.test, _metrics(found, model), bool(config.validation))
-    _check_accumulation(config, dataset.objective.reduction)
+    _check_accumulation(config, dataset)
     _check_compile(config, strategy)
     untouched, untouched_note = _untouched(config, strategy, model, dataset, optimizer)
     strategy.prepare(model, selection.used)
@@ -190,9 +193,12 @@ def prepare(
     prepared.untouched, prepared.evaluation = untouched, evaluation
     if one_batch:
         first, trains = next(prepared.batches(0)), not config.eval
+        first.check_rows(strategy.parts(selection.used))
         note = try_one_batch(
             model, dataset, first, strategy, evaluation, trains=trains, autocast=config.autocast
         )
+        if config.accumulate > 1 and trains:
+            _check_halves(config, model, dataset, first)
         notes = (source.note, dataset.note(config.batch_size), note, cache_note, untouched_note)
         prepared.note = "; ".join(filter(None, notes))
     return prepared
@@ -257,8 +263,29 @@ def _check_compile(config: RunConfig, strategy: Strategy) -> None:
         )
 
 
-def _check_accumulation(config: RunConfig, reduction: str) -> None:
-    if config.accumulate > 1 and reduction == "tokens" and not config.eval:
+def _check_halves(config: RunConfig, model: nn.Module, data: Dataset, batch: Batch) -> None:
+    """Raises ConfigError for a loss whose batches do not add up."""
+    model, _ = with_touched_rows(model, [batch])
+    if wrong := no_mean_over_rows(model, data.objective, batch):
+        raise ConfigError(
+            f"--accumulate {config.accumulate} averages the gradients of batches, and {wrong}. "
+            f"--batch-size {config.batch_size * config.accumulate} computes the rows together"
+        )
+
+
+def _check_accumulation(config: RunConfig, data: Dataset) -> None:
+    """Raises ConfigError for a run that would make no update, and for a loss by tokens."""
+    if config.accumulate == 1 or config.eval:
+        return
+    steps = config.steps
+    if config.epochs is not None:
+        steps = config.epochs * sum(data.batch_rows(config.batch_size, config.seed).values())
+    if steps < config.accumulate:
+        raise ConfigError(
+            f"--accumulate {config.accumulate}: the run has {plural(steps, 'batch')}, so the optimizer would "
+            f"never step: give --steps {config.accumulate} or more, or a smaller --accumulate"
+        )
+    if data.objective.reduction == "tokens":
         raise ConfigError(
             f"--accumulate {config.accumulate} counts batches alike, and the loss is a mean over tokens, of "
             "which each batch has another number: it would not be the mean over all of them; use "

@@ -17,7 +17,7 @@ from dpexp import devices, tensors
 from dpexp.data.batch import Batch
 from dpexp.record.record import Row
 from dpexp.strategies.modules.tables import TablePart
-from dpexp.strategies.modules.wrappers import Part, Transfer, Wrapper, parts
+from dpexp.strategies.modules.wrappers import Part, Transfer, Wrapper, is_transparent, parts
 from dpexp.strategies.placed import Loss, Placed, StepEndedError, StepObserver
 from dpexp.training.preserve import preserved
 
@@ -39,7 +39,7 @@ class ShapeLog:
         hooks, hooked = ExitStack(), set()
         for order, part in enumerate(parts(self._placed.module)):
             module = part.module
-            if module not in hooked and not (isinstance(module, Wrapper) and module.transparent):
+            if module not in hooked and not is_transparent(module):
                 hook = partial(self._add, order, part)
                 hooks.enter_context(module.register_forward_hook(hook, with_kwargs=True))
                 hooked.add(module)
@@ -120,7 +120,7 @@ def observe(
     """
     log, module = ShapeLog(placed), placed.module
     update = _no_update if gradients else None
-    with preserved(module, placed.devices), _eager(module), log.hooks():
+    with preserved(module, placed.devices), eager(module), log.hooks():
         for batch, log.batch in zip(batches, count() if numbers is None else numbers, strict=False):
             with suppress(StepEndedError):
                 placed.step(batch, loss, update, observer=_AFTER_FORWARD)
@@ -139,7 +139,7 @@ def _no_update() -> None:
     """The step ends before it; the forward records what backward needs."""
 
 
-def _eager(module: nn.Module) -> AbstractContextManager[Any]:
+def eager(module: nn.Module) -> AbstractContextManager[Any]:
     """Compiled modules run as they are written: the compiler would trace the hooks."""
     return torch.compiler.set_stance("force_eager") if is_compiled(module) else nullcontext()
 

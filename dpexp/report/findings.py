@@ -111,6 +111,36 @@ def passed_through(view: RecordView) -> Found:
     )
 
 
+@finding("gradients never applied")
+def never_applied(view: RecordView) -> Found:
+    """The run ends while gradients accumulate: the last batches have trained nothing."""
+    config, rows = view.record.config, view.record.steps["samples"]
+    window = config.get("accumulate", 1)
+    left = len(rows) % window
+    if view.record.status != "finished" or config.get("eval") or not left:
+        return None
+    uneven = sorted(set(rows))
+    alike = f", and one of {uneven[0]} rows counts as much as one of {uneven[-1]}" if uneven[1:] else ""
+    return (
+        f"The last {plural(left, 'batch')} of {len(rows)} trained nothing: an update needs {window} "
+        f"(--accumulate){alike}.",
+        f"End with a full window, as --steps {len(rows) - left} or {len(rows) - left + window}.",
+    )
+
+
+@finding("no rows split")
+def same_rows(view: RecordView) -> Found:
+    """No dimension of the mesh splits rows: every rank computes the same."""
+    parts = view.batches[0].same_rows if view.batches else ()
+    if len(parts) != 1:
+        return None
+    return (
+        f"The mesh {view.record.config['mesh']} splits no rows: each of {plural(len(parts[0]), 'rank')} "
+        "computes all rows of a batch, as in tensor parallelism.",
+        "Give the dimension along which ranks share the rows a name that begins with dp, as dp_shard.",
+    )
+
+
 @finding("copying parameters", needs="phases")
 def replicate(view: RecordView) -> Found:
     """Copying the parameters to the replicas in every forward takes more than 10% of a step."""

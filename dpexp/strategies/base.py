@@ -64,6 +64,10 @@ class Strategy(ABC):
             module.compile()
         return module
 
+    def parts(self, devices: Devices) -> int:
+        """Into how many parts the layout splits the rows that the model gets, at most."""
+        return self.group.dp_size
+
     def prepare(self, model: nn.Module, devices: Devices) -> None:  # noqa: B027 - not every strategy checks
         """Check model and devices before a run opens, and set options of modules. Raises ConfigError."""
 

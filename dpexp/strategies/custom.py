@@ -52,6 +52,9 @@ class Custom(Strategy):
     needs = Needs(devices=False, full_tables=True, user_code=True)
     options: CustomOptions
 
+    def parts(self, devices: Devices) -> int:
+        return max(1, len(devices)) if self._function()[1] else self.group.dp_size
+
     def prepare(self, model: nn.Module, devices: Devices) -> None:
         _, takes_devices = self._function()
         lays_out_here = all(device.type == "cpu" or device in accelerators() for device in devices)

@@ -19,7 +19,7 @@ from dpexp.config.errors import ConfigError
 from dpexp.config.strategies.place import PlaceOptions
 from dpexp.devices import HOST, is_virtual, label, place, running_on, set_tensor_device, tensor_device
 from dpexp.strategies.base import Devices, Needs, Strategy
-from dpexp.strategies.modules.submodules import check_no_overlap, matching, rewire
+from dpexp.strategies.modules.submodules import check_no_overlap, check_not_tied, matching, rewire
 from dpexp.strategies.modules.wrappers import Transfer, Wrapper
 from dpexp.strategies.placed import Placed
 from dpexp.tensors import walk
@@ -33,7 +33,8 @@ class Place(Strategy):
     options: PlaceOptions
 
     def prepare(self, model: nn.Module, devices: Devices) -> None:
-        self.device_map(model, devices)
+        first = devices[0] if devices else HOST
+        check_not_tied(model, self.device_map(model, devices), first, "--place")
 
     def device_map(self, model: nn.Module, devices: Devices) -> dict[str, torch.device]:
         """The device of each named submodule. Raises ConfigError for unknown names or devices, or none."""

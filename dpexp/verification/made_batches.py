@@ -78,6 +78,8 @@ def made_batches(model: nn.Module, first: Batch, pieces: Pieces) -> list[Made]:
 
     A single device, or the layout, may refuse some of them.
     """
+    if first.whole():  # tensors that are not of its rows, as ids of a packed batch
+        return []
     memo: dict[int, Any] = {id(each.weight): each.weight for each in large_tables(model).values()}
     with kept_globals(), alone():
         copied = on_one_device(copy.deepcopy(model, empty_containers(model) | memo))
@@ -87,32 +89,32 @@ def made_batches(model: nn.Module, first: Batch, pieces: Pieces) -> list[Made]:
 def _of_rows(model: nn.Module, first: Batch, pieces: Pieces) -> Iterator[Made]:
     """Batches with other numbers of rows, and one with equal rows."""
     if not pieces.is_fixed:
-        yield Made(rows_of(first, [0]), "one row in all")
+        yield Made(first.chosen([0]), "one row in all")
     if not pieces.is_fixed and 1 < pieces.count < first.rows:
-        yield Made(rows_of(first, range(pieces.count)), "one row for each piece")
+        yield Made(first.chosen(range(pieces.count)), "one row for each piece")
         uneven = min(first.rows, 2 * pieces.count - 1)  # two rows in each piece but the last
-        yield Made(rows_of(first, range(uneven)), "the most uneven split")
+        yield Made(first.chosen(range(uneven)), "the most uneven split")
     alike = first.rows if pieces.is_fixed else 2 * pieces.count
     if alike > 1 and not _has_batch_norm(model):  # it leaves nothing but rounding of equal rows
-        yield Made(rows_of(first, [0] * alike), "all rows alike")
+        yield Made(first.chosen([0] * alike), "all rows alike")
 
 
 def _of_ids(model: nn.Module, first: Batch, pieces: Pieces) -> Iterator[Made]:
     """Batches whose ids are those of embedding tables: each of them, and in each row one."""
-    lookups = _lookups(model, rows_of(first, range(first.rows)))
+    lookups = _lookups(model, first.chosen(range(first.rows)))
     large = large_tables(model)
     small = [each for each in lookups if each.table_rows <= SMALL_TABLE and each.table not in large]
     if small:
         rows = max(math.ceil(each.table_rows * first.rows / each.count) for each in small)
         numbers = sum(tensor.numel() for tensor in tensors.walk(first.inputs)) / first.rows
         most = max(first.rows, int(NUMBERS / numbers))
-        chosen = rows_of(first, range(first.rows if pieces.is_fixed else max(pieces.count, min(rows, most))))
+        chosen = first.chosen(range(first.rows if pieces.is_fixed else max(pieces.count, min(rows, most))))
         is_small = {each.table for each in small}
         for each in (each for each in _lookups(model, chosen) if each.table in is_small):
             each.fill(torch.arange(each.count) if each.count >= each.table_rows else _spread(each))
         yield Made(chosen, "every id" if rows <= most else "ids from the first to the last")
     if lookups:
-        chosen = rows_of(first, range(first.rows if pieces.is_fixed else 2 * pieces.count))
+        chosen = first.chosen(range(first.rows if pieces.is_fixed else 2 * pieces.count))
         for each in _lookups(model, chosen):
             each.fill(_one_of_each_row(each, chosen.rows))
         yield Made(chosen, "rows of one id")
@@ -137,15 +139,6 @@ def _one_of_each_row(lookup: Lookup, rows: int) -> torch.Tensor:
     """The first row looks up the first id only, and the last row the last one."""
     ids = torch.linspace(0, lookup.table_rows - 1, max(2, rows), dtype=torch.float64).round().long()
     return ids[lookup.row_numbers()].flatten()
-
-
-def rows_of(batch: Batch, numbers: Sequence[int]) -> Batch:
-    """These rows of the batch as one of their own; those beyond its last begin anew."""
-    index = torch.tensor([number % batch.rows for number in numbers])
-    inputs, targets = tensors.map_tensors(
-        lambda tensor: tensor.index_select(0, index), (batch.inputs, batch.targets)
-    )
-    return Batch(inputs, targets, len(index), len(index))
 
 
 def _has_batch_norm(model: nn.Module) -> bool:

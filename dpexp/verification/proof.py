@@ -37,7 +37,7 @@ from dpexp.verification.compare import Limits
 from dpexp.verification.diagnosis.locate import Locator
 from dpexp.verification.gathered_outputs import gathered_outputs, scalars_of_replicas
 from dpexp.verification.late import LateCollectives, delays_of
-from dpexp.verification.made_batches import Made, Pieces, rows_of
+from dpexp.verification.made_batches import Made, Pieces
 from dpexp.verification.mode import OTHER_NUMBERS, WHOLE_MODEL, Mode, Modes, Nature, Switch
 from dpexp.verification.model_copy import copied
 from dpexp.verification.recorder import Step, computed, fewer_collections
@@ -300,7 +300,7 @@ class Proof:
     def _are_correlated(self, batch: Batch) -> bool:
         """Whether rows of the layout get the same random numbers as others, and do not on a single device."""
         self._set_mode(self._modes.training[0])
-        alike = rows_of(batch, [0] * batch.rows)
+        alike = batch.chosen([0] * batch.rows)
         part = self.objective.weighted(alike.part(self.group.rows), self.group)
         seed_globals(self.group.dp_rank)
         expected, _ = self._single.step(State.of(self._take.layout), alike)

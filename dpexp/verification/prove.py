@@ -69,9 +69,12 @@ def prove(
             check_parameters(model, placed, group)
             return placed
 
+        pieces = Pieces.of_layout(group, used)
+        for batch in global_batches:
+            batch.check_rows(pieces.count)
         objective = Objective(model, loss=loss, reduction=reduction)
         make = OwnOptimizer(optimizer or partial(torch.optim.SGD, lr=0.01), accumulate)
-        first, pieces = global_batches[0], Pieces.of_layout(group, used)
+        first = global_batches[0]
         untouched = Untouched(model, first, objective, make)
         made = made_batches(_on_host(model), first, pieces)
         proof = Proof(model, laid_out, global_batches, objective, make, group, made=made, pieces=pieces)
@@ -95,12 +98,10 @@ def _on_host(model: nn.Module) -> nn.Module:
 
 def _batch(inputs: Any, targets: Any) -> Batch:
     inputs = inputs if isinstance(inputs, tuple) else (inputs,)
-    rows = {len(tensor) for tensor in tensors.walk((inputs, targets))}
-    if len(rows) != 1:
-        raise ConfigError(
-            f"prove: the tensors of a batch have {sorted(rows)} rows, and must have equally many"
-        )
-    return Batch(inputs, targets, *rows, *rows)
+    first = next((each for each in tensors.walk((inputs, targets)) if each.dim()), None)
+    if first is None:
+        raise ConfigError("prove: a batch has no tensor with rows in dimension 0")
+    return Batch(inputs, targets, first.size(0), first.size(0))
 
 
 def _device(mesh: Any) -> torch.device:

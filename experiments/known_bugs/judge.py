@@ -23,7 +23,6 @@ import typer
 from experiments import forked_ranks
 from experiments.known_bugs import tables
 from experiments.known_bugs.catalogue import BUGS, Bug, bugs
-from experiments.planted_bugs.judge import named_module
 
 LAYOUTS = ROOT / "experiments" / "public_layouts" / "layouts"
 PATIENCE_S = 150.0
@@ -68,7 +67,7 @@ def verdict(bug: Bug, side: str) -> dict[str, Any]:
             }
     found = KIND.search(said["message"])
     by = next(filter(None, found.groups())) if found and said["ended"] == "VerificationError" else ""
-    row = {"bug": bug.name, "side": side, **said, "by": by, "named": named_module(said["message"])}
+    row = {"bug": bug.name, "side": side, **said, "by": by, "named": tables.named_module(said["message"])}
     return row | {"packages": {name: metadata.version(name) for name in ("torch", *bug.packages)}}
 
 

@@ -1,6 +1,7 @@
 """The verdicts, and README's table of them."""
 
 import json
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -10,6 +11,14 @@ from experiments.known_bugs.catalogue import HERE, Bug, bugs
 README, VERDICTS = HERE / "README.md", HERE / "verdicts.json"
 LONGEST = 600
 """So much of a message is kept."""
+
+NAMED = (
+    r"the first output in forward order that differs is of (?:the wrapper around )?(?:module '([^']*)'|the model)",
+    r"the first gradient in backward order that differs is of parameter '([^']*)\.[^.']*'",
+    r"after step \d+: (?:parameters|optimizer) \(([^)]*)\.[^.)]*\)",
+    r": buffers \(([^)]*)\.[^.)]*\)",
+)
+"""Where a message names a module, the first that it does."""
 
 
 def verdicts() -> dict[tuple[str, str], dict[str, Any]]:
@@ -31,6 +40,12 @@ def keep(rows: Iterable[dict[str, Any]]) -> None:
 def _short(message: str) -> str:
     text = " ".join(message.replace(f"{HERE.parents[1]}/", "").split())
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
+
+
+def named_module(message: str) -> str:
+    """The module that a message names; empty for none, and for the model itself."""
+    found = [match for pattern in NAMED if (match := re.search(pattern, message))]
+    return (min(found, key=lambda match: match.start())[1] or "") if found else ""
 
 
 def write() -> None:

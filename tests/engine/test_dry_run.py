@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 import torch
 from command_lines import HELPERS
 
+import dpexp
 from dpexp import devices
 from dpexp.config.run_config import RunConfig
 from dpexp.engine.dry_run import PlacementError, dry_run, predict
@@ -201,3 +203,84 @@ def test_a_layout_that_mixes_devices_is_refused_with_both_devices_and_the_line(
     assert re.search(r"user_error_cases\.py:\d+ \(return self\.second\(self\.first\(x\)\) \+", message)
     for device in named:
         assert device in message
+
+
+ON_HOST = """
+import torch
+class Rotary(torch.nn.Module):
+    def __init__(self, buffer):
+        super().__init__()
+        self.register_buffer("table", torch.ones(5)) if buffer else setattr(self, "table", torch.ones(5))
+    def forward(self, x):
+        return x * self.table
+class Model(torch.nn.Module):
+    def __init__(self, buffer=False, made=False):
+        super().__init__()
+        self.first, self.rotary, self.head = torch.nn.Linear(5, 5), Rotary(buffer), torch.nn.Linear(5, 2)
+        self.made = made
+    def forward(self, x):
+        x = self.rotary(self.first(x))
+        return self.head(x) * torch.ones(2, device=None if self.made else x.device)
+    def example(self, samples, generator):
+        return torch.randn(samples, 5, generator=generator), torch.zeros(samples, 2)
+"""
+
+
+@pytest.mark.parametrize(
+    ("strategy", "options"),
+    [
+        ("single", {"virtual": 1}),
+        ("whole", {"virtual": 2}),
+        ("functional", {"virtual": 2, "check": False}),
+        ("block", {"virtual": 2, "block": ("head",)}),
+        ("hybrid", {"virtual": 1, "host": ("first",)}),
+        ("place", {"virtual": 1, "place": ("first=cpu",)}),
+    ],
+)
+def test_a_tensor_that_stays_on_the_host_is_refused_before_an_emulated_run(
+    strategy: str, options: Any, tmp_path: Path, dpexp_home: Path
+) -> None:
+    (tmp_path / "on_host.py").write_text(ON_HOST)
+    model = f"{tmp_path / 'on_host.py'}:Model"
+
+    def run(more: str, **where: Any) -> Any:
+        return dpexp.run(strategy, model=model + more, steps=2, warmup=1, track=False, quiet=True, **where)
+
+    plain = r"on_host\.py:8 \(.*\): 'rotary\.table' is a plain tensor, .* register_buffer\('table', …\)"
+    with pytest.raises(PlacementError, match=plain):
+        run("", **options)
+    with pytest.raises(PlacementError, match=r"on_host\.py:16 .*"):
+        run(":buffer=True,made=True", **options)
+    assert not list(dpexp_home.rglob("journal.jsonl"))
+    assert run(":buffer=True", **options).status == "finished"
+
+
+def test_a_plain_tensor_is_right_where_all_is_on_the_host(tmp_path: Path, dpexp_home: Path) -> None:
+    (tmp_path / "on_host.py").write_text(ON_HOST)
+    model = f"{tmp_path / 'on_host.py'}:Model"
+    assert dpexp.run("whole", model=model, devices="cpu", track=False, quiet=True).status == "finished"
+
+
+def test_a_replica_without_parameters_fails_as_those_of_pytorch_do(tmp_path: Path, dpexp_home: Path) -> None:
+    (tmp_path / "asking.py").write_text(
+        "import torch\n"
+        "class Asking(torch.nn.Linear):\n"
+        "    def forward(self, x):\n"
+        "        return super().forward(x) + torch.ones(2, device=next(self.parameters()).device)\n"
+        "    def example(self, samples, generator):\n"
+        "        return torch.randn(samples, 5, generator=generator), torch.zeros(samples, 2)\n"
+        "def build():\n"
+        "    return Asking(5, 2)\n"
+    )
+    with pytest.raises(StopIteration, match="in replica 0 on device cpu:0"):
+        dpexp.run("whole", model=f"{tmp_path}/asking.py:build", virtual=2, track=False, quiet=True)
+
+
+@pytest.mark.parametrize("count", [None, 2])
+def test_the_device_map_of_a_run_is_that_of_the_plan(count: int | None, dpexp_home: Path) -> None:
+    config = RunConfig("place", virtual=count, devices="cpu" if count is None else "auto", track=False)
+    config = replace(config, options=replace(config.options, place=("block2=cpu",)))
+    ran = dpexp.run(config, quiet=True).device_map
+    first = "cpu" if count is None else "cpu:0"
+    assert ran == dry_run(config)["device_map"]
+    assert [row["device"] for row in ran] == [first, first, "cpu", "cpu", first, first]

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "experiments" / "planted_bugs"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "verification" / "cases"))
 
 import torch
 from launching import AGENT, start_forked, wait

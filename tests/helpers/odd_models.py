@@ -138,7 +138,7 @@ class Masked(Two):
         self.first = Mixing(5, 5)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        mask = torch.ones(x.shape[1], x.shape[1], dtype=x.dtype).tril()
+        mask = torch.ones(x.shape[1], x.shape[1], dtype=x.dtype, device=x.device).tril()
         return self.head(torch.tanh(self.first(x, mask=mask)))
 
 
@@ -149,7 +149,7 @@ class Differential(Two):
         x = x.requires_grad_()
         outputs: torch.Tensor = self.head(torch.tanh(self.first(x)))
         (slope,) = self.compute(outputs.sum(), x, create_graph=True)
-        return outputs + slope.sum(1, keepdim=True)
+        return outputs + slope.sum(1, keepdim=True).to(outputs.device)
 
     def compute(self, *args: Any, **options: Any) -> Any:
         return torch.autograd.grad(*args, **options)

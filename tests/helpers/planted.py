@@ -1,6 +1,6 @@
 """Layouts in one process that are wrong in one way each, for the tests of verification.
 
-Bugs over ranks are in ``experiments/planted_bugs``.
+Bugs over ranks are in ``tests/verification/cases``.
 """
 
 from collections.abc import Callable, Iterator, Sequence

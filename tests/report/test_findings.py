@@ -69,6 +69,21 @@ def test_a_wrapper_that_passed_through_is_found() -> None:
     assert "--virtual" in texts(whole(1, execution="passthrough"))["no device to split over"]
 
 
+def test_a_run_that_ends_within_a_window_of_accumulation_is_found() -> None:
+    for sizes, said in (
+        ((30,), "(--accumulate). End"),
+        ((30, 10), "one of 10 rows counts as much as one of 30"),
+    ):
+        record = timed([1.0] * 10, sizes)
+        record.config["accumulate"] = 4
+        found = texts(record)["gradients never applied"]
+        assert "The last 2 batches of 10 trained nothing" in found
+        assert said in found
+        assert "--steps 8 or 12" in found
+    record.config["accumulate"] = 5
+    assert "gradients never applied" not in texts(record)
+
+
 def test_batches_that_leave_devices_idle_are_found() -> None:
     found = texts(whole(8))["idle devices"]
     assert found.startswith("The last batch of an epoch (10 rows) runs on 5 of 8 devices: 3 idle")

@@ -15,9 +15,10 @@ from dpexp.engine.dry_run import dry_run
 from dpexp.engine.prepare import prepare
 from dpexp.record.record import Record
 from dpexp.record.view import RecordView
+from dpexp.report.findings import findings_of
 
 LAYOUTS = HELPERS / "layouts.py"
-EXPERIMENT = ROOT / "experiments" / "planted_bugs"
+CASES = ROOT / "tests" / "verification" / "cases"
 SHORT = ("--batch-size", "10", "--steps", "4", "--warmup", "1", "--phase-steps", "2", "--json")
 
 
@@ -25,9 +26,9 @@ def custom(layout: str, *words: str) -> Any:
     return run("custom", "--layout", f"{LAYOUTS}:{layout}", *words, *SHORT)
 
 
-def of_experiment(layout: str, model: str, mesh: str, *words: str) -> Any:
-    options = ("--layout", f"{EXPERIMENT}/layouts/{layout}.py:parallelize", "--mesh", mesh)
-    return run("custom", *options, "--model", f"{EXPERIMENT}/models.py:{model}", *words, *SHORT)
+def of_cases(layout: str, model: str, mesh: str, *words: str) -> Any:
+    options = ("--layout", f"{CASES}/{layout}", "--mesh", mesh)
+    return run("custom", *options, "--model", f"{CASES}/nets.py:{model}", *words, *SHORT)
 
 
 def test_tensor_and_data_parallel_together_train_as_a_single_device() -> None:
@@ -53,10 +54,22 @@ def test_ranks_of_a_users_torchrun_are_along_dp() -> None:
     found = record(torchrun(2, *layout, *SHORT))
     assert found["verification"]["passed"] is True
     assert [len(row["replicas"]) for row in found["device_map"]] == [1] * 6
+    assert RecordView(Record.from_dict(found)).batches[0].split == [5, 5]
+
+
+def test_a_mesh_that_splits_no_rows_is_found() -> None:
+    found = record(custom("sharded", "--mesh", "fsdp=2"))
+    assert found["verification"]["passed"] is True
+    (said,) = [each.text for each in findings_of(Record.from_dict(found)) if each.name == "no rows split"]
+    assert said.startswith("The mesh fsdp=2 splits no rows: each of 2 ranks computes all rows of a batch")
 
 
 def test_shards_made_by_hand_are_verified_by_their_full_tensors() -> None:
-    found = record(of_experiment("right_tp", "Net", "tp=2", "--optimizer", "adam", "--clip-norm", "0.01"))
+    found = record(
+        of_cases(
+            "tensor_parallel.py:right_pair", "Block", "tp=2", "--optimizer", "adam", "--clip-norm", "0.01"
+        )
+    )
     assert found["verification"]["passed"] is True
     rows = {(row["module"], row["parameter"], row.get("rank")): row for row in found["device_map"]}
     assert rows["down", "weight", 1]["local_shape"] == [12, 12]
@@ -66,7 +79,7 @@ def test_shards_made_by_hand_are_verified_by_their_full_tensors() -> None:
 
 def test_stages_of_a_pipeline_are_verified_together() -> None:
     found = record(
-        of_experiment("right_pp", "Chain", "pp=2", "--optimizer", "adagrad", "--clip-norm", "0.01")
+        of_cases("pipeline.py:right_stages", "Chain", "pp=2", "--optimizer", "adagrad", "--clip-norm", "0.01")
     )
     assert found["verification"]["passed"] is True
     assert found["verification"]["gradient_error"] < 1e-12
@@ -78,10 +91,13 @@ def test_stages_of_a_pipeline_are_verified_together() -> None:
 
 @pytest.mark.parametrize(
     ("layout", "mesh", "where"),
-    [("tp_1", "tp=2", "parameter 'norm."), ("dp_1", "dp=2", "parameter 'norm.")],
+    [
+        ("tensor_parallel.py:no_reduce_in_backward", "tp=2", "parameter 'norm."),
+        ("data_parallel.py:one_left_out", "dp=2", "parameter 'norm."),
+    ],
 )
 def test_a_wrong_layout_fails_and_is_located(layout: str, mesh: str, where: str) -> None:
-    done = of_experiment(layout, "Net", mesh)
+    done = of_cases(layout, "Block", mesh)
     assert done.returncode == 1
     assert json.loads(done.stdout)["verification"]["passed"] is False
     assert where in done.stderr

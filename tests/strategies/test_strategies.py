@@ -1,8 +1,6 @@
 """The strategies on the tutorials' models: the device of each module, and the rows of each replica."""
 
-import re
 import sys
-from collections import OrderedDict
 from typing import Any
 
 import named
@@ -237,43 +235,36 @@ class Tied(nn.Module):
         self.head.weight = self.embedding.weight
 
 
-def test_a_parameter_tied_across_host_and_device_is_refused() -> None:
-    strategy = STRATEGIES["hybrid"](RunConfig("hybrid"))
-    message = r"--host: 'embedding\.weight' and 'head\.weight' are one tied .* --host embedding --host head$"
-    with pytest.raises(ConfigError, match=message):
-        strategy.prepare(Tied(), devices.virtual(1))
-    both = STRATEGIES["hybrid"](RunConfig("hybrid", options={"host": ["embedding", "head"]}))
-    both.prepare(Tied(), devices.virtual(1))
-    STRATEGIES["whole"](RunConfig("whole")).prepare(Tied(), devices.virtual(2))
+class Within(nn.Module):
+    """Two parts that share a module."""
 
-
-class TiedAlong(nn.Module):
-    """A chain of ties, as in BERT: the table and the decoder's weight, the decoder's bias and the head's."""
-
-    def __init__(self, root: bool = False) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(20, 4)
-        self.head = nn.Sequential(OrderedDict(decoder=nn.Linear(4, 20)))
-        self.head.decoder.weight = self.embedding.weight
-        (self if root else self.head).register_parameter("bias", self.head.decoder.bias)
-
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = self.head(self.embedding(ids).mean(1))
-        return found
+        self.encoder, self.decoder = nn.Sequential(nn.Linear(5, 5)), nn.Sequential(nn.Linear(5, 5))
+        self.decoder.append(self.encoder[0])
 
 
-@pytest.mark.parametrize("first", ["embedding", "head.decoder", "head"])
-def test_the_error_about_a_tied_parameter_names_the_smallest_set_that_works(first: str) -> None:
-    def prepare(host: list[str], model: nn.Module) -> None:
-        STRATEGIES["hybrid"](RunConfig("hybrid", options={"host": host})).prepare(model, devices.virtual(1))
+@pytest.mark.parametrize(
+    ("strategy", "model", "split", "whole"),
+    [
+        ("hybrid", Tied, ["embedding"], ["embedding", "head"]),
+        ("place", Tied, ["embedding=cpu"], ["embedding=cpu", "head=cpu"]),
+        ("place", Tied, ["embedding=cpu:0", "head=cpu:1"], ["embedding=cpu:1", "head=cpu:1"]),
+        ("place", Within, ["decoder=cpu:1"], ["encoder=cpu:1", "decoder=cpu:1"]),
+    ],
+)
+def test_a_parameter_tied_across_two_devices_is_refused(
+    strategy: str, model: Any, split: list[str], whole: list[str]
+) -> None:
+    def prepare(names: list[str]) -> None:
+        options = {"host" if strategy == "hybrid" else strategy: names}
+        STRATEGIES[strategy](RunConfig(strategy, options=options)).prepare(model(), devices.virtual(2))
 
-    with pytest.raises(ConfigError) as refused:
-        prepare([first], TiedAlong())
-    advice = re.findall(r"--host ([\w.]+)", str(refused.value))
-    assert advice == ["embedding", "head"]
-    prepare(advice, TiedAlong())
-    with pytest.raises(ConfigError, match="the model itself holds it"):
-        prepare([first], TiedAlong(root=True))
+    message = r"'\S+' on \S+ and '\S+' on \S+ are one tied parameter, .* put both modules on one device$"
+    with pytest.raises(ConfigError, match=message):
+        prepare(split)
+    prepare(whole)
+    STRATEGIES["whole"](RunConfig("whole")).prepare(model(), devices.virtual(2))
 
 
 def test_a_module_of_two_names_is_replicated_under_both() -> None:

@@ -4,7 +4,6 @@ import pytest
 
 from experiments.known_bugs import rewritten, tables
 from experiments.known_bugs.catalogue import bugs
-from experiments.planted_bugs.judge import named_module
 
 
 def test_readme_and_verdicts_fit_the_bugs() -> None:
@@ -15,7 +14,7 @@ def test_readme_and_verdicts_fit_the_bugs() -> None:
 def test_a_found_bug_is_one_whose_mended_layout_is_proven() -> None:
     for bug in bugs():
         wrong, mended = (tables.verdicts()[bug.name, side] for side in ("wrong", "mended"))
-        assert wrong["named"] == named_module(wrong["message"])
+        assert wrong["named"] == tables.named_module(wrong["message"])
         assert mended["ended"] == "proven", bug.name
         assert bug.link.startswith("https://github.com/")
 

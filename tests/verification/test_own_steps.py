@@ -4,7 +4,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import launching
 import pytest
 import torch
 from engine_runs import recorded
@@ -278,17 +277,6 @@ def test_a_bug_that_begins_late_is_found_after_the_last_step_which_stays_recorde
     assert record.digest["weights"]
 
 
-def rounds_weights(model: Any, devices: Devices) -> nn.Module:
-    for parameter in model.parameters():
-        if parameter.dtype == torch.float32:
-            parameter.data.copy_(parameter.data.bfloat16().float())
-    return model  # type: ignore[no-any-return]
-
-
-def test_a_model_that_is_placed_with_other_numbers_is_found_before_its_first_step(dpexp_home: Path) -> None:
-    assert "differs from the model's" in failed(dpexp_home, rounds_weights, warmup=0).verification["cause"]
-
-
 def trains_at_another_rate(model: Any, devices: Devices) -> nn.Module:
     from torch.optim.optimizer import register_optimizer_step_pre_hook
 
@@ -310,24 +298,3 @@ def test_another_learning_rate_is_found_by_the_updates(dpexp_home: Path, optimiz
     row = failed(dpexp_home, trains_at_another_rate, optimizer=optimizer).verification["last_step"]
     assert row["gradient_error"] < 1e-6
     assert row["update_error"] == pytest.approx(0.5, rel=0.1)
-
-
-def apart_late(model: nn.Module, mesh: Any) -> nn.Module:
-    """After some steps in the run's type, ranks no longer send each other their gradients."""
-    laid_out, calls = DistributedDataParallel(model), list[None]()
-
-    def count(module: Any, inputs: Any) -> None:
-        calls.append(None)
-        is_late = len(calls) > 8 and inputs[0].dtype == torch.float32
-        module.require_backward_grad_sync = not is_late
-
-    laid_out.register_forward_pre_hook(count)
-    return laid_out
-
-
-def test_ranks_that_train_apart_are_found_after_the_last_step() -> None:
-    words = ("custom", "--mesh", "dp=2", "--layout", f"{__file__}:apart_late", "--model", "mlp")
-    done = launching.run(*words, "--steps", "12", "--warmup", "1", "--phase-steps", "0")
-    assert done.returncode == 1
-    assert "is not the same on all ranks that have it" in done.stderr
-    assert "the ranks have trained apart" in done.stderr

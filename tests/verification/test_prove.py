@@ -126,7 +126,11 @@ def test_a_model_that_is_on_a_gpu_is_proven_as_well() -> None:
     ("layout", "data", "message"),
     [
         (data_parallel, [], "there are no batches"),
-        (data_parallel, [(torch.zeros(3, 10), torch.zeros(2, 20))], r"have \[2, 3\] rows"),
+        (
+            data_parallel,
+            [(torch.zeros(3, 10), torch.zeros(2, 20))],
+            r"3 rows into 2 parts, and targets has shape \(2, 20\)",
+        ),
         (layouts.renamed, None, "lacks parameters of the model: block1"),
         (layouts.returns_nothing, None, "returned NoneType, not a torch"),
     ],

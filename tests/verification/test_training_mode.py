@@ -6,14 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from in_ranks import in_ranks
-from torch import distributed, nn
+from torch import nn
 from torch.nn import functional
-from torch.nn.parallel import DistributedDataParallel
 
 import dpexp
 from dpexp.config.errors import ConfigError
-from dpexp.distributed.process_group import ProcessGroup
 from dpexp.parallel import DataParallel
 from dpexp.strategies.modules.wrappers import Wrapper
 from dpexp.verification.chunks import Chunked
@@ -169,92 +166,6 @@ def test_the_random_generators_of_the_host_are_as_before() -> None:
     dpexp.prove(model, DataParallel, batches, functional.mse_loss, devices=DEVICES)
     assert torch.equal(states[0], torch.get_rng_state())
     assert states[1] == random.getstate()
-
-
-# --- ranks --------------------------------------------------------------------------------------------
-
-
-class OwnSyncBatchNorm(nn.Module):
-    """Statistics of all ranks' rows, which have equally many each or not; nothing of PyTorch's."""
-
-    def __init__(self, like: nn.BatchNorm1d) -> None:
-        super().__init__()
-        self.weight, self.bias, self.eps, self.momentum = like.weight, like.bias, like.eps, like.momentum
-        for name in ("running_mean", "running_var", "num_batches_tracked"):
-            self.register_buffer(name, getattr(like, name))
-
-    def forward(self, x: torch.Tensor) -> Any:
-        if not self.training:
-            args = (self.running_mean, self.running_var, self.weight, self.bias)
-            return functional.batch_norm(x, *args, eps=self.eps)
-        add_up: Any = distributed.nn.functional.all_reduce
-        sums = add_up(torch.stack([x.sum(0), torch.full_like(x[0], len(x))]))
-        mean, rows = sums[0] / sums[1], sums[1]
-        variance = add_up((x - mean).square().sum(0)) / rows
-        self.num_batches_tracked.add_(1)
-        self.running_mean.lerp_(mean.detach(), self.momentum)
-        self.running_var.lerp_((variance * rows / (rows - 1)).detach(), self.momentum)
-        return (x - mean) / (variance + self.eps).sqrt() * self.weight + self.bias
-
-
-def ddp(model: nn.Module, mesh: Any) -> Any:
-    return DistributedDataParallel(model)
-
-
-def _own_sync(model: Any, mesh: Any) -> Any:
-    model[1] = OwnSyncBatchNorm(model[1])
-    return ddp(model, mesh)
-
-
-def _seeded_alike(model: Any, mesh: Any) -> Any:
-    model[2].register_forward_pre_hook(lambda *call: torch.manual_seed(0) and None)
-    return ddp(model, mesh)
-
-
-def _buffers_of(rank: int) -> Any:
-    """DDP in which the buffers of this rank go to all before each forward; of none if it is negative."""
-
-    def lay_out(model: nn.Module, mesh: Any) -> Any:
-        laid_out = DistributedDataParallel(model, broadcast_buffers=False)
-
-        def send(module: Any, inputs: Any) -> None:
-            for buffer in module.buffers() if rank >= 0 else ():
-                distributed.broadcast(buffer, rank)
-
-        laid_out.register_forward_pre_hook(send)
-        return laid_out
-
-    return lay_out
-
-
-LAYOUTS: dict[str, tuple[Any, str]] = {
-    "buffers of rank 0": (_buffers_of(0), ""),
-    "buffers of rank 1": (_buffers_of(1), "buffers (1.running_"),
-    "buffers of each rank": (_buffers_of(-1), ""),
-    "ddp": (ddp, ""),
-    "train": (lambda model, mesh: ddp(model.train(), mesh), ""),
-    "own sync": (_own_sync, ""),
-    "momentum": (changed(WRONG["momentum"][0], ddp), "buffers (1.running_"),
-    "probability": (changed(WRONG["probability"][0], ddp), "module '2'"),
-    "alike": (_seeded_alike, "module '2'"),
-}
-
-
-def proven(group: ProcessGroup, name: str) -> str:
-    mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (group.size,), mesh_dim_names=("dp",))
-    try:
-        return "; ".join(prove(net(), LAYOUTS[name][0], mesh=mesh).notes)
-    except VerificationError as error:
-        return f"failed: {error}"
-
-
-def test_layouts_of_ranks_are_proven_in_training_mode_and_wrong_ones_found() -> None:
-    found = in_ranks(2, __file__, *(f"proven:{name}" for name in LAYOUTS))
-    for name, (_, words) in LAYOUTS.items():
-        for message in found[f"proven:{name}"]:
-            assert message.startswith("failed: ") is bool(words), (name, message)
-            assert words in message, name
-    assert "batch norms use the statistics of all rows" in found["proven:own sync"][0]
 
 
 # --- chunks -------------------------------------------------------------------------------------------

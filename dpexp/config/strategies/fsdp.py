@@ -19,6 +19,8 @@ class FsdpOptions(LaunchOptions):
         order=80,
     )
 
+    has_dtensors = True
+
     block: tuple[str, ...] = option(
         ("*",), "Submodule to shard as a unit; repeat for several. * means every direct child."
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,10 +21,6 @@ _Bytes = np.ndarray[tuple[int], np.dtype[np.uint8]]
 BYTES = 256
 _CHUNK = 1 << 24
 """Bytes that are in memory at once while the digest is computed."""
-MAX_ENTRIES = 100_000
-"""Names below a folder, of whatever kind: a folder of more, such as /, is not a data set."""
-MAX_FOLDER_BYTES = 1 << 31
-"""The files of a folder are joined in memory; a single file is not read into memory and may have any size."""
 SUFFIXES = (".txt", ".md", ".rst", ".py", ".csv", ".json", ".html", ".xml", ".tex", ".org", ".log")
 """The text files of a folder; a file that the user names may have any suffix."""
 
@@ -51,29 +46,10 @@ class TextSource(Source):
             return [self.path]
         if not self.path.exists():
             raise ConfigError(f"{self.where}: {no_file(self.path, 'file or folder')}")
-        if not self.path.is_dir():
-            raise ConfigError(f"{self.where}: {self.path} is not a regular file or a folder")
-        files = [path for path in self._entries() if path.suffix.lower() in SUFFIXES and path.is_file()]
+        files = [path for path in self.path.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file()]
         if not files:
             raise ConfigError(f"{self.where}: no text file in {self.path} (looked for {' '.join(SUFFIXES)})")
-        if sum(file.stat().st_size for file in files) > MAX_FOLDER_BYTES:
-            raise ConfigError(
-                f"{self.where}: the text files in {self.path} have more than {MAX_FOLDER_BYTES} bytes, to "
-                "be joined in memory: join them into one file, which may have any size"
-            )
         return sorted(files)
-
-    def _entries(self) -> Iterator[Path]:
-        """What is below the folder, except in folders that are links."""
-        count = 0
-        for folder, _, names in os.walk(self.path):
-            count += 1 + len(names)
-            if count > MAX_ENTRIES:
-                raise ConfigError(
-                    f"{self.where}: {self.path} has more than {MAX_ENTRIES} files and folders: name a folder "
-                    "of the text alone"
-                )
-            yield from (Path(folder) / name for name in names)
 
     def dataset(self, model: nn.Module, seed: int) -> TextDataset:
         self.view_for(model)
@@ -99,9 +75,8 @@ class TextDataset(Dataset):
     def samples(self) -> int:
         return (len(self.text) - 1) // self.length
 
-    def fetch(self, indices: Tensor | slice) -> tuple[tuple[Tensor, ...], Tensor]:
-        windows = np.arange(indices.start, indices.stop) if isinstance(indices, slice) else indices.numpy()
-        positions = windows[:, np.newaxis] * self.length + np.arange(self.length + 1)
+    def fetch(self, indices: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
+        positions = indices.numpy()[:, np.newaxis] * self.length + np.arange(self.length + 1)
         ids = torch.from_numpy(self.text[positions]).long()
         return (ids[:, :-1],), ids[:, 1:]
 

@@ -19,9 +19,7 @@ from dpexp.config.factories.factory import Factory
 from dpexp.config.features import Features
 from dpexp.config.ranges import plural
 from dpexp.data.base import Source, kind_of
-from dpexp.data.batch import Batch, RankRows, local_rows
 from dpexp.data.dataset import Dataset
-from dpexp.data.rng import MAX_SAMPLES
 from dpexp.data.sources.user_samples import (
     MapStyle,
     forward_signature,
@@ -82,11 +80,6 @@ class UserSource(Source):
             samples = len(dataset)
         if samples == 0:
             raise ConfigError(f"{self.where}: the dataset of {self.name} is empty")
-        if samples > MAX_SAMPLES:
-            raise ConfigError(
-                f"{self.where}: the dataset of {self.name} has {samples} samples, and a run can take at most "
-                f"{MAX_SAMPLES}: let __len__ return how many samples an epoch has"
-            )
         with as_config_error(f"{self.where}: sample 0 of {self.name}"):
             sample = dataset[0]
         if wrong := problem(sample):
@@ -136,30 +129,18 @@ class UserDataset(Dataset):
     def note(self, batch_size: int) -> str:
         return self.of.order.note(batch_size) if self.of.order is not None else ""
 
-    def batches(
-        self,
-        batch_size: int,
-        *,
-        seed: int = 0,
-        epoch: int = 0,
-        shuffle: bool = True,
-        first: int = 0,
-        rank_rows: RankRows = lambda rows: slice(0, rows),
-    ) -> Iterator[Batch]:
-        if self.of.order is None:
-            yield from super().batches(
-                batch_size, seed=seed, epoch=epoch, shuffle=shuffle, first=first, rank_rows=rank_rows
-            )
-            return
-        samples, order = self.samples, self.of.order
-        for indices in order.of_epoch(samples, batch_size, seed, epoch, first=first, shuffle=shuffle):
-            rows, fetched = local_rows(rank_rows, len(indices))
-            inputs, targets = self.fetch(torch.as_tensor(indices[fetched]))
-            yield Batch(inputs, targets, rows, len(indices))
+    def batch_indices(
+        self, batch_size: int, seed: int, epoch: int, *, first: int, shuffle: bool
+    ) -> Iterator[Tensor]:
+        order = self.of.order
+        if order is None:
+            return super().batch_indices(batch_size, seed, epoch, first=first, shuffle=shuffle)
+        return map(
+            torch.as_tensor,
+            order.of_epoch(self.samples, batch_size, seed, epoch, first=first, shuffle=shuffle),
+        )
 
-    def fetch(self, indices: Tensor | slice) -> tuple[tuple[Any, ...], Any]:
-        if isinstance(indices, slice):
-            indices = torch.arange(indices.start, indices.stop)
+    def fetch(self, indices: Tensor) -> tuple[tuple[Any, ...], Any]:
         inputs, targets = split(self._collate(indices.tolist()), self.forward)
         return (inputs, targets) if self.dtype is None else tensors.cast((inputs, targets), self.dtype)
 

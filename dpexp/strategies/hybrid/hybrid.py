@@ -54,8 +54,7 @@ class Hybrid(Replicating):
             )
         if options.shard_embedding and not self.group.members:
             raise ConfigError("--shard-embedding splits the tables over ranks: start them with torchrun")
-        if devices:
-            check_not_tied(model, hosts, "--host")
+        check_not_tied(model, dict.fromkeys(hosts, HOST), devices[0] if devices else HOST, "--host")
         for name in hosts:
             module = model.get_submodule(name)
             if options.shard_embedding:

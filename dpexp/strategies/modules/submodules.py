@@ -1,6 +1,6 @@
 """Submodules by the names and patterns that options give: find, check, and replace them in their model."""
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from itertools import combinations
 
@@ -70,40 +70,22 @@ def check_no_overlap(names: Sequence[str], option: str) -> None:
             raise ConfigError(f"{option} '{name}' lies inside {option} '{outer}': name one of the two")
 
 
-def check_not_tied(model: nn.Module, names: Collection[str], option: str) -> None:
-    """Raises ConfigError where a named submodule shares a parameter with one that is not named."""
-    owners: dict[int, list[tuple[str, str]]] = {}
-    for name, module in model.named_modules():
-        for key, parameter in module.named_parameters(recurse=False):
-            owners.setdefault(id(parameter), []).append((name, f"{name}.{key}".lstrip(".")))
-    for several in owners.values():
-        inside = [parameter for owner, parameter in several if is_inside(owner, names)]
-        outside = [parameter for owner, parameter in several if not is_inside(owner, names)]
-        if inside and outside:
-            groups = [{owner for owner, _ in each} for each in owners.values()]
-            raise ConfigError(
-                f"{option}: '{inside[0]}' and '{outside[0]}' are one tied parameter, and a parameter has one "
-                f"device: {_mend_of_tied(names, groups, option)}"
-            )
+def units(
+    model: nn.Module, names: Collection[str], prefix: str = ""
+) -> Iterator[tuple[str, nn.Module, bool]]:
+    """The named submodules and every largest one without a named one inside, each with its name and True.
 
-
-def is_inside(module: str, names: Collection[str]) -> bool:
-    """Whether a module has one of the names, or lies in a module that has."""
-    return any(module == name or module.startswith(f"{name}.") for name in names)
-
-
-def _mend_of_tied(names: Collection[str], groups: Sequence[set[str]], option: str) -> str:
-    """The smallest set of submodules that has the named ones and shares no parameter with another.
-
-    Each group is the modules that hold one parameter.
+    The modules around them, and lists and dicts of modules, come with False.
     """
-    found = set(names)
-    while split := [g for g in groups if len({is_inside(owner, found) for owner in g}) == 2]:
-        found.update(*split)
-    if "" in found:
-        return "the model itself holds it, so that none of its modules can be named; name others"
-    outermost = [name for name in sorted(found) if not is_inside(name, found - {name})]
-    return "the smallest set that works is " + " ".join(f"{option} {name}" for name in outermost)
+    yield prefix, model, False
+    for key, child in model._modules.items():
+        name = f"{prefix}.{key}".lstrip(".")
+        if child is None:
+            continue
+        if name not in names and (is_container(child) or any(n.startswith(f"{name}.") for n in names)):
+            yield from units(child, names, name)
+        else:
+            yield name, child, True
 
 
 def rewire(
@@ -112,26 +94,38 @@ def rewire(
     wrap: Callable[[str, nn.Module], nn.Module],
     default: torch.device,
 ) -> None:
-    """Replace every named submodule, and every largest one without a named one inside, by ``wrap(name, it)``.
+    """Replace every unit by ``wrap(name, unit)``; one of several names is wrapped once.
 
-    The modules around the named ones, and lists and dicts of modules, stay: their own parameters and buffers
-    are placed on ``default``. A submodule of several names is wrapped once.
+    The parameters and buffers of the modules around them are placed on ``default``.
     """
     wrapped: dict[nn.Module, nn.Module] = {}
+    for name, module, is_unit in list(units(model, names)):
+        if is_unit:
+            parent, _, key = name.rpartition(".")
+            if module not in wrapped:
+                wrapped[module] = wrap(name, module)
+            model.get_submodule(parent)._modules[key] = wrapped[module]
+        else:
+            children, module._modules = module._modules, {}
+            place(module, default)
+            module._modules = children
 
-    def descend(module: nn.Module, prefix: str) -> None:
-        children, module._modules = module._modules, {}
-        place(module, default)
-        module._modules = children
-        for key, child in list(children.items()):
-            name = f"{prefix}{key}"
-            if child is None:
-                continue
-            if name not in names and (is_container(child) or any(n.startswith(f"{name}.") for n in names)):
-                descend(child, f"{name}.")
-                continue
-            if child not in wrapped:
-                wrapped[child] = wrap(name, child)
-            children[key] = wrapped[child]
 
-    descend(model, "")
+def check_not_tied(
+    model: nn.Module, device_map: Mapping[str, torch.device], default: torch.device, option: str
+) -> None:
+    """Raises ConfigError where ``rewire`` would put a tied parameter on two devices."""
+    found: dict[int, tuple[str, torch.device]] = {}
+    checked: set[nn.Module] = set()
+    for name, module, is_unit in units(model, device_map):
+        if module in checked:
+            continue
+        checked.add(module)
+        device = device_map.get(name, default)
+        for key, parameter in module.named_parameters(name, recurse=is_unit):
+            other, there = found.setdefault(id(parameter), (key, device))
+            if there != device:
+                raise ConfigError(
+                    f"{option}: '{other}' on {there} and '{key}' on {device} are one tied parameter, and a "
+                    "parameter has one device: put both modules on one device"
+                )

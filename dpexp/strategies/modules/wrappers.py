@@ -113,6 +113,13 @@ def _wrapped_key(kind: type[nn.Module]) -> str:
 _CHECKPOINTED = "_checkpoint_wrapped_module"
 
 
+def is_transparent(module: nn.Module) -> bool:
+    """Whether its inputs and outputs are those of the module that it wraps, which makes no replicas."""
+    if isinstance(module, Wrapper):
+        return module.transparent
+    return bool(wrapped_key(module)) and not isinstance(module, DataParallel | nn.DataParallel)
+
+
 def parts(module: nn.Module, name: str = "", wrappers: tuple[Wrapper, ...] = ()) -> Iterator[Part]:
     """Every module of a placed model, wrappers included, outermost first; a shared module under each name."""
     left = [Part(name, module, wrappers)]

@@ -40,6 +40,9 @@ class Block(Replicating):
 
         self._devices = devices
 
+    def parts(self, devices: Devices) -> int:
+        return 1  # of the model's own inputs; ``trying`` looks at those of the blocks
+
     @contextmanager
     def trying(self, model: nn.Module, inputs: Any) -> Iterator[None]:
         """Refuses a block whose inputs cannot be split by rows: a mask of all tokens, say."""

@@ -54,6 +54,9 @@ class ReplicaSync(GradientSync):
 class Replicating(Strategy):
     """Base of the strategies that use DataParallel or its primitives."""
 
+    def parts(self, devices: Devices) -> int:
+        return self.group.dp_size * max(1, len(devices))
+
     def prepare(self, model: nn.Module, devices: Devices) -> None:
         uses_torch(self.config.backend, devices)  # raises ConfigError where it does not know the devices
 

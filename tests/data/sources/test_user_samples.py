@@ -1,6 +1,7 @@
 """User samples: which tensors become inputs and targets, and what is refused."""
 
 import inspect
+import re
 from typing import Any
 
 import named
@@ -8,9 +9,10 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset, default_collate
 
-from dpexp import live
+import dpexp
+from dpexp import live, parallel
 from dpexp.config.errors import ConfigError
 from dpexp.data.sources import user_samples
 from dpexp.data.sources.user_data import UserSource
@@ -96,6 +98,40 @@ PAIRS = TensorDataset(A, Y)
 def test_a_loader_without_global_batches_is_refused(loader: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         source(loader)
+
+
+class Scaled(nn.Linear):
+    def forward(self, x: Any, scale: Any) -> Any:
+        return super().forward(x) * scale.sum()
+
+
+@pytest.mark.parametrize(
+    ("scale", "is_split"), [(torch.tensor(2.0), False), (torch.ones(7), False), (torch.ones(1, 5), True)]
+)
+def test_tensors_that_are_not_rows_are_left_whole_or_refused(scale: Any, is_split: bool) -> None:
+    def collate(rows: list[Any]) -> Any:
+        x, y = default_collate(rows)
+        return (x, scale), y
+
+    def run(strategy: str, **options: Any) -> Any:
+        given = {"model": Scaled(5, 1), "data": loader, "loss": "mse", "quiet": True, "track": False}
+        return dpexp.run(strategy, **given, steps=2, warmup=1, phase_steps=0, **options)
+
+    loader = DataLoader(TensorDataset(torch.randn(8, 5), torch.randn(8, 1)), 4, collate_fn=collate)
+    devices, batches = (
+        [torch.device("cpu", 0), torch.device("cpu", 1)],
+        [((torch.randn(4, 5), scale), torch.randn(4, 1))],
+    )
+    assert run("single", devices="cpu").verification["passed"]
+    assert dpexp.prove(Scaled(5, 1), lambda model, devices: model, batches).passed
+    if is_split:
+        assert run("whole", virtual=2).verification["passed"]
+        return
+    shape = re.escape(f"a batch of 4 rows into 2 parts, and inputs[1] has shape {tuple(scale.shape)}")
+    with pytest.raises(ConfigError, match=shape):
+        run("whole", virtual=2)
+    with pytest.raises(ConfigError, match=shape):
+        dpexp.prove(Scaled(5, 1), parallel.DataParallel, batches, devices=devices)
 
 
 def test_the_note_has_what_is_not_as_the_loader_has_it_and_what_the_data_lacks() -> None:

@@ -7,8 +7,6 @@ from typing import Any
 import planted
 import pytest
 import torch
-from dpexp.verification.equivalence import Equivalence
-from judge import catalogue, prove
 from planted import Caching, Planted, mean_of_means, scaled, weighted, wrapped
 from torch import nn
 
@@ -124,14 +122,6 @@ def test_a_planted_bug_is_caught_and_described(name: str) -> None:
     assert result.passed is False
     for word in words:
         assert word in result.cause
-
-
-@pytest.mark.parametrize("name", [each.name for each in catalogue().values() if each.mesh == "devices"])
-def test_a_layout_over_devices_is_proven_or_its_bug_named(name: str) -> None:
-    layout = catalogue()[name]
-    verdict = prove(layout, 3)
-    assert verdict.passed is not bool(layout.bug)
-    assert verdict.is_right in (None, True), verdict.message
 
 
 def test_the_message_is_the_same_every_time() -> None:

@@ -1,4 +1,4 @@
-"""Locate over ranks: planted bugs are caught, right layouts pass, and every rank describes them alike."""
+"""Layouts of ranks: right ones pass, what a hook or a copy does is named, and all ranks say the same."""
 
 import functools
 from typing import Any
@@ -7,7 +7,6 @@ import pytest
 import torch
 from command_lines import HELPERS
 from in_ranks import in_ranks, training_error
-from judge import catalogue, prove
 from torch import nn
 
 from dpexp.config.run_config import RunConfig
@@ -32,13 +31,6 @@ CASES: dict[str, dict[str, Any]] = TRAINED | {
     "fsdp": {"strategy": "fsdp", "model": f"{__file__}:Writing", "block": ["fc"]},
     "clamped by a hook": {"model": f"{__file__}:Writing:hook=clamp"},
 }
-BUGS = (
-    *("dp_1", "dp_2", "dp_3", "dp_4", "dp_5", "dp_7", "dp_15"),
-    *("fsdp_3", "fsdp_5", "hybrid_3", "hybrid_4", "tp_1", "tp_3", "tp_14"),
-    *("pp_1", "pp_2", "pp_3", "pp_6"),
-)
-OF_THREE = ("dp_1", "dp_5", "fsdp_3", "hybrid_3", "tp_1", "pp_1")
-"""Those that three ranks have too: one of each kind, whose description counts ranks or rows."""
 
 
 class Writing(nn.Module):
@@ -76,31 +68,17 @@ def trained(group: ProcessGroup, case: str) -> float:
     return training_error(config(case), group)
 
 
-def planted_bug(group: ProcessGroup, layout: str) -> dict[str, Any]:
-    return vars(prove(catalogue()[layout], group.size))
-
-
 @functools.cache
-def started(world: int) -> dict[str, list[Any]]:
-    right = [f"verified:{case}" for case in CASES] + [f"trained:{case}" for case in TRAINED]
-    bugs = [f"planted_bug:{name}" for name in (BUGS if world == 2 else OF_THREE)]
-    return in_ranks(world, __file__, *(right if world == 3 else []), *bugs)
+def started() -> dict[str, list[Any]]:
+    cases = [f"verified:{case}" for case in CASES] + [f"trained:{case}" for case in TRAINED]
+    return in_ranks(3, __file__, *cases)
 
 
-def of_ranks(case: str, world: int = 3) -> Any:
+def of_ranks(case: str) -> Any:
     """What a case gives, which is the same on all ranks."""
-    first, *others = started(world)[case]
-    assert others == [first] * (world - 1)
+    first, *others = started()[case]
+    assert others == [first] * 2
     return first
-
-
-@pytest.mark.parametrize(
-    ("name", "world"), [*((name, 2) for name in BUGS), *((name, 3) for name in OF_THREE)]
-)
-def test_a_bug_in_ranks_is_caught_and_described_alike_by_all(name: str, world: int) -> None:
-    found = of_ranks(f"planted_bug:{name}", world)
-    assert found["passed"] is False
-    assert found["is_right"] is True, found["message"]
 
 
 def test_gradients_of_ranks_are_exact_on_uneven_batches() -> None:

@@ -1,0 +1,73 @@
+"""Halves: whether the loss of a batch is that of its halves together, as whoever splits batches assumes.
+
+rows, tokens    loss(a, b)  =  weight(a) loss(a) + weight(b) loss(b)
+sum             loss(a, b)  =  loss(a) + loss(b)
+"""
+
+import copy
+import math
+from dataclasses import replace
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from dpexp import tensors
+from dpexp.config.ranges import plural
+from dpexp.data.batch import Batch
+from dpexp.data.objective import Objective
+
+LIMIT = 1e-6
+"""A larger relative difference is not rounding in float64; for a loss in a shorter type 1000 of its steps."""
+
+KINDS = {"rows": "a mean over rows", "tokens": "a mean over what it is weighted by", "sum": "a sum over rows"}
+
+
+def no_mean_over_rows(model: nn.Module, objective: Objective, batch: Batch) -> str:
+    """That the loss of the batch is not that of its halves together, and what to give; empty where it is.
+
+    A copy of the model computes on one device, in eval mode, in float64 and without gradients: the outputs of
+    all rows, or those of each half where the forward returns the loss. Empty also where halves say nothing:
+    the loss does not take them, draws random numbers or is not finite.
+    Every rank must call this where the loss communicates.
+    """
+    if batch.rows < 2:
+        return ""
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            whole, together, limit = _losses(model, copy.copy(objective), batch)
+    except Exception:  # of any kind: it is the user's loss, which need not take half of a batch
+        return ""
+    if not abs(whole - together) > limit:  # or not a number
+        return ""
+    return (
+        f"the loss of a batch of {plural(batch.rows, 'row')} is {whole:.6g}, and that of its halves together "
+        f"{together:.6g}: it is not {KINDS[objective.reduction]}. For a sum give --reduction sum, for a mean "
+        "over targets --reduction tokens (only -100 counts as masked), for another mean a function "
+        "loss_weight(targets) of the loss or the model, which returns what it divides by"
+    )
+
+
+def _losses(model: nn.Module, objective: Objective, batch: Batch) -> tuple[float, float, float]:
+    """The loss of all rows, that of the halves together, and the largest difference by rounding."""
+    inputs, targets = tensors.cast((batch.inputs, batch.targets), torch.float64)
+    module = tensors.cast_module(copy.deepcopy(model), torch.float64).eval()
+    outputs = module(*inputs)
+    whole = objective.on_one_device(outputs, targets)
+    split = replace(batch, inputs=(outputs,), targets=targets)
+    calls = objective.is_inside or bool(split.whole())
+    if calls:
+        split = replace(split, inputs=inputs)
+        if any(isinstance(each, _BatchNorm) and each.running_mean is None for each in module.modules()):
+            raise RuntimeError("batch norms without running statistics mix the rows")
+    middle, before = batch.rows // 2, torch.get_rng_state()
+    halves = [split.sliced(rows) for rows in (slice(0, middle), slice(middle, batch.rows))]
+    losses = [
+        weight
+        * float(objective.on_one_device(module(*half.inputs) if calls else half.inputs[0], half.targets))
+        for half, weight in zip(halves, objective.weights(halves), strict=True)
+    ]
+    if not torch.equal(before, torch.get_rng_state()):
+        raise RuntimeError("it draws random numbers")
+    relative = max(LIMIT, 1000 * torch.finfo(whole.dtype).eps)
+    return float(whole), math.fsum(losses), relative * max(abs(float(whole)), *map(abs, losses))

@@ -1,7 +1,0 @@
-"""DistributedDataParallel."""
-
-from torch.nn.parallel import DistributedDataParallel
-
-
-def parallelize(model, mesh):
-    return DistributedDataParallel(model)

@@ -1,0 +1,97 @@
+"""Hidden beside large numbers: an error that a norm over all tensors together cannot see."""
+
+import torch
+from catalogue import run
+from nets import Net
+from torch import nn
+from torch.nn import functional
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+
+class Magnitudes(Net):
+    """Has numbers of 1e-13 to 1e30 beside each other; the loss is of the logits, of which one is masked."""
+
+    def __init__(self):
+        super().__init__()
+        self.branch = nn.Linear(6, 4)
+        self.scale = nn.Parameter(torch.full((4,), 1e15), requires_grad=False)
+        self.register_buffer("seen", torch.tensor(2**53 + 2))
+        self.register_buffer("mask", torch.full((4,), -1e30))
+        self.register_buffer("mean", torch.zeros(4))
+
+    def forward(self, x):
+        self.seen += 2
+        logits = super().forward(x) * (self.scale / 1e15) + 1e-13 * self.branch(x)
+        self.mean.lerp_(logits.detach().mean(0), 0.1)
+        features = self.first(x).detach()
+        return {
+            "logits": logits.masked_fill(torch.arange(4) == 3, -1e30),
+            "large": 1e7 * features,
+            "small": self.second(features).detach(),
+            "ids": torch.arange(len(x)) * 0 + 2**53 + 2,
+        }
+
+    def loss(self, outputs, targets):
+        return functional.cross_entropy(outputs["logits"], targets)
+
+    def example(self, samples, generator):
+        x, _ = super().example(samples, generator)
+        return x, torch.randint(3, (samples,), generator=generator)
+
+
+def other_output(model, name, change):
+    model.register_forward_hook(lambda module, args, outputs: outputs | {name: change(outputs[name])})
+
+
+def after_each_update(parameter, change):
+    """Call ``change(optimizer)`` after each step of the optimizers that have this parameter."""
+
+    def after(optimizer, args, kwargs):
+        if any(each is parameter for group in optimizer.param_groups for each in group["params"]):
+            change(optimizer)
+
+    register_optimizer_step_post_hook(after)
+
+
+@run("replicas", model="hidden.Magnitudes")
+def logits_beside_a_mask(model):
+    """Logits beside a mask of -1e30 are too large by 0.001, which neither loss nor gradient shows."""
+    other_output(model, "logits", lambda x: x + 1e-3)
+
+
+@run("host", model="hidden.Magnitudes")
+def small_output(model):
+    """A third output is off by 1e-6, beside a head scaled by 1e7."""
+    other_output(model, "small", lambda x: x * (1 + 1e-6))
+
+
+@run("replicas", model="hidden.Magnitudes")
+def integer_output(model):
+    """An integer above 2^53 among the outputs is one too large."""
+    other_output(model, "ids", lambda x: x + 1)
+
+
+@run("host", model="hidden.Magnitudes")
+def small_buffer(model):
+    """A mean in a buffer has another momentum, beside a buffer of -1e30."""
+    other_output(model, "small", lambda x: model.mean.mul_(1.1).sum() * 0 + x)
+
+
+@run("ranks", model="hidden.Magnitudes")
+def sign_on_a_branch(model):
+    """On a branch scaled by 1e-13 the gradient of the weight has the wrong sign."""
+    model.branch.weight.register_hook(lambda gradient: -gradient)
+
+
+@run("host", model="hidden.Magnitudes")
+def small_parameter(model):
+    """Weight decay of 1e-3 on `second`, beside a parameter of 1e15."""
+    weight = model.second.weight
+    after_each_update(weight, lambda optimizer: weight.data.mul_(1 - 1e-3))
+
+
+@run("host", optimizer="adam")
+def small_state(model):
+    """Of `third.bias` Adam's mean of squares, about 1e-6, is twice as large after each step."""
+    bias = model.third.bias
+    after_each_update(bias, lambda optimizer: optimizer.state[bias]["exp_avg_sq"].mul_(2))

@@ -1,0 +1,70 @@
+"""Hybrids: a table that is sharded by rows beside data parallelism, and meshes of two dimensions."""
+
+from catalogue import layout
+from pieces import change_gradients, function
+from tensor_parallel import pair
+from torch.distributed.fsdp import fully_shard
+
+
+@layout("dp", model="Lookup")
+def right_table(model, dp, start=None, gradient_of=None):
+    """A rank has some rows of the table for the ids of all ranks; the rest is data-parallel."""
+    change_gradients([*model.body.parameters(), *model.head.parameters()], dp.mean)
+    dp.shard(model, {"table.weight": 0})
+    table = model.table
+    first = dp.rank * len(table.weight) if start is None else start
+
+    def forward(ids):
+        counts, own = dp.counts(len(ids)), dp.all_rows(ids) - first
+        is_here = (own >= 0) & (own < len(table.weight))
+        vectors = table.weight[own.where(is_here, 0)] * is_here[:, None] / dp.size
+        backward = gradient_of(counts) if gradient_of else dp.all_rows
+        return function(vectors, lambda x: dp.own_rows(dp.sum(x), counts) * dp.size, backward)
+
+    table.forward = forward
+
+
+@layout("dp", model="Lookup", module="table")
+def rows_not_counted_from_the_first(model, dp):
+    """Ids are not counted from the first row of the rank."""
+    right_table.change(model, dp, start=0)
+
+
+@layout("dp", model="Lookup", module="table")
+def no_exchange(model, dp):
+    """Ids that belong to another rank's rows are zero: the exchange of the lookups is left out."""
+    right_table.change(model, dp)
+    table = model.table
+
+    def forward(ids):
+        own = ids - dp.rank * len(table.weight)
+        is_here = (own >= 0) & (own < len(table.weight))
+        return table.weight[own.where(is_here, 0)] * is_here[:, None]
+
+    table.forward = forward
+
+
+@layout("dp", "tp")
+def right_2d(model, dp, tp):
+    """Tensor parallelism along ``tp``, data parallelism along ``dp``."""
+    pair(model, tp)
+    change_gradients(model.parameters(), dp.mean)
+
+
+@layout("dp", "tp", module="down")
+def mean_of_all_ranks(model, dp, tp):
+    """Shards of different columns are averaged with each other."""
+    pair(model, tp)
+    change_gradients(model.parameters(), lambda gradient: dp.mean(tp.mean(gradient)))
+
+
+@layout("dp_replicate", "dp_shard")
+def right_hsdp(model, replicate, shard):
+    """FSDP2: parameters are sharded along one dimension and replicated along the other."""
+    fully_shard(model, mesh=shard.all)
+
+
+@layout("dp_replicate", "dp_shard", module="head")
+def not_along_the_other(model, replicate, shard):
+    """FSDP2: the gradients are not averaged along the other dimension."""
+    fully_shard(model, mesh=shard.mesh)

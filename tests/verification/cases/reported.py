@@ -1,0 +1,144 @@
+"""Bugs that users of other frameworks reported, each with what is right in its place."""
+
+import torch
+from catalogue import HERE, run
+from nets import Net
+from torch import distributed, nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import get_total_norm
+
+USED = "the optimizer has gathered parameters"
+WINDOW = "a window of accumulation is judged batch by batch"
+
+
+class Synchronized(DistributedDataParallel):
+    """Reduces the gradients of the last of two micro-batches, or of the other."""
+
+    last, seen = 1, 0
+
+    def forward(self, *inputs):
+        if self.training:
+            self.require_backward_grad_sync, self.seen = self.seen % 2 == self.last, self.seen + 1
+        return super().forward(*inputs)
+
+
+@run("ranks", accumulate=2)
+def first_of_two_reduced(model):
+    """FunASR#3472: `no_sync` is left on the first of two micro-batches, and entered on the last."""
+    laid_out = Synchronized(model)
+    laid_out.last = 0
+    return laid_out
+
+
+@run("ranks", accumulate=2, right=True, today=WINDOW)
+def last_of_two_reduced(model):
+    """The gradients of two micro-batches are reduced with the last."""
+    return Synchronized(model)
+
+
+@run("ranks")
+def hook_reduces_the_parameter(model):
+    """huggingface/picotron#39: a hook gets the parameter, and reduces that, not its gradient."""
+
+    def mean(parameter):
+        distributed.all_reduce(parameter)
+        parameter /= distributed.get_world_size()
+
+    for each in model.parameters():
+        each.register_post_accumulate_grad_hook(torch.no_grad()(mean))
+    return model
+
+
+class Clips(torch.optim.SGD):
+    """Clips by the norm of all gradients, or of what ``own`` takes of each."""
+
+    def __init__(self, parameters, lr=0.01):
+        super().__init__(parameters, lr)
+
+    def own(self, gradient):
+        return gradient
+
+    def step(self, closure=None):
+        gradients = [self.own(each.grad) for group in self.param_groups for each in group["params"]]
+        norm = get_total_norm(gradients)
+        for gradient in gradients:
+            gradient.mul_((0.05 / getattr(norm, "full_tensor", lambda: norm)()).clamp(max=1))
+        super().step()
+
+
+class ClipsItsShard(Clips):
+    def own(self, gradient):
+        return gradient.to_local() if hasattr(gradient, "to_local") else gradient
+
+
+@run("fsdp", optimizer=f"{HERE / 'reported.py'}:ClipsItsShard")
+class ClippedByShard(Net):
+    """SpecForge#663: the optimizer clips by the norm of this rank's own shards, not by that of all ranks."""
+
+
+@run("fsdp", optimizer=f"{HERE / 'reported.py'}:Clips", right=True)
+class ClippedByAll(Net):
+    """The optimizer clips by the norm of all shards."""
+
+
+def there_and_back(module):
+    kind = next(module.parameters()).dtype
+    return module.to(torch.float64 if kind == torch.float32 else torch.float32).to(kind)
+
+
+@run("ranks")
+def cast_after(model):
+    """pytorch#104336: a model that is cast after it was wrapped in DDP no longer reduces its gradients."""
+    return there_and_back(DistributedDataParallel(model))
+
+
+@run("ranks", right=True)
+def cast_before(model):
+    """The model is cast, and then wrapped."""
+    return DistributedDataParallel(there_and_back(model))
+
+
+class Unused(Net):
+    """Has a layer that no loss uses."""
+
+    def __init__(self):
+        super().__init__()
+        self.unused = nn.Linear(6, 4)
+
+
+@run("ranks", model="reported.Unused", words="unused")
+def unused_parameter(model):
+    """pytorch#128949: the bucket of a parameter that no loss uses is never reduced, and nothing is said."""
+
+
+@run("ranks", model="reported.Unused", right=True)
+def found_unused(model):
+    """DDP searches for parameters that are not used."""
+    return DistributedDataParallel(model, find_unused_parameters=True)
+
+
+class Dead(Net):
+    """All weights are zero: so is every gradient, and two dead models agree."""
+
+    def __init__(self):
+        super().__init__()
+        for parameter in self.parameters():
+            nn.init.zeros_(parameter)
+
+    def forward(self, x):
+        return super().forward(x).relu()
+
+
+@run("ranks", model="reported.Dead", right=True, words="zero", today="it is «verified» without gradients")
+def dead(model):
+    """NVIDIA-NeMo/Automodel#3701: nobody reduces any gradient, of a model whose gradients are zero."""
+    return model
+
+
+@run("shards", right=True, today=USED)
+def used_before(model):
+    """pytorch#149205: a forward after `fully_shard` leaves the root unsharded until the optimizer is made."""
+    fully_shard(model)
+    model(torch.randn(4, 6, dtype=model.first.weight.dtype))
+    return model

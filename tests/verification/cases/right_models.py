@@ -1,0 +1,134 @@
+"""Models that are right in every layout, each with something that verification could stumble over."""
+
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+import torch
+from catalogue import BASES, STRATEGIES, run
+from hidden import Magnitudes as Magnitudes_
+from nets import Drops, Net, NormsAndDrops
+from torch import nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+SPLIT = ("whole", "ddp", "fsdp")
+REPLICATED = ("functional", "ddp", "ranks")
+
+
+@run(*STRATEGIES, *BASES)
+class Both(NormsAndDrops):
+    """Batch norm and dropout."""
+
+
+@run("host")
+class Magnitudes(Magnitudes_):
+    """Numbers of 1e-13 to 1e30 beside each other."""
+
+
+@run(*REPLICATED)
+class ForceField(Net):
+    """Energies, and forces as their negative gradient, which the forward takes."""
+
+    def forward(self, x):
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            energy = super().forward(x).square().sum(1)
+            (gradient,) = torch.autograd.grad(energy.sum(), x, create_graph=True)
+        return {"energy": energy, "forces": -gradient}
+
+    def loss(self, outputs, targets):
+        return functional.mse_loss(outputs["forces"][:, :4], targets) + outputs["energy"].mean()
+
+
+@run(*SPLIT)
+class Variational(Net):
+    """Draws by `randn_like`, and classes by Gumbel noise, in its forward."""
+
+    def forward(self, x):
+        mean, spread = self.second(self.act(self.first(x))).chunk(2, 1)
+        drawn = functional.gumbel_softmax(mean + spread.exp() * torch.randn_like(mean), tau=1.0)
+        return self.third(torch.cat([drawn, spread], 1))
+
+
+@run(*SPLIT)
+class Complex(Net):
+    """A complex layer, between a Fourier transform and its inverse."""
+
+    def __init__(self):
+        super().__init__()
+        self.mixing = nn.Parameter(torch.randn(5, 5, dtype=torch.complex64))
+
+    def forward(self, x):
+        frequencies = torch.fft.rfft(self.act(self.second(self.first(x))))
+        return self.third(torch.fft.irfft(frequencies @ self.mixing.to(frequencies.dtype), n=8))
+
+
+@dataclass
+class Output:
+    """Logits, and a cache."""
+
+    logits: torch.Tensor
+    cache: object
+
+
+@run(*SPLIT)
+class Cached(Net):
+    """The outputs are a dataclass with a cache, which is no container unless `config.use_cache` is false."""
+
+    def __init__(self):
+        super().__init__()
+        self.config = SimpleNamespace(use_cache=True)
+
+    def forward(self, x):
+        keys = self.second(self.first(x))
+        cache = SimpleNamespace(keys=keys) if self.config.use_cache else ((keys, None),)
+        return Output(self.third(self.act(keys)), cache)
+
+    def loss(self, outputs, targets):
+        return functional.mse_loss(outputs.logits, targets)
+
+
+@run(*SPLIT)
+class Routed(Net):
+    """Each row goes to the expert with the largest score, whose output is scaled by it."""
+
+    def __init__(self):
+        super().__init__()
+        self.experts = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+
+    def forward(self, x):
+        x = self.act(self.first(x))
+        scores, chosen = self.second(x)[:, :3].softmax(1).max(1)
+        weights = ((chosen == number) * scores for number in range(3))
+        return self.third(sum(each(x) * w[:, None] for each, w in zip(self.experts, weights, strict=True)))
+
+
+@run(*SPLIT)
+class Checkpointed(Drops):
+    """A layer is computed again in the backward, with dropout in it."""
+
+    def forward(self, x):
+        x = self.act(self.first(x))
+        return self.third(checkpoint(lambda x: self.drop(self.act(self.second(x))), x, use_reentrant=False))
+
+
+@run(*SPLIT)
+class Masked(Net):
+    """Scores are masked with the smallest number of their type; a layer is frozen."""
+
+    def __init__(self):
+        super().__init__()
+        self.first.requires_grad_(False)
+
+    def forward(self, x):
+        scores = self.second(self.act(self.first(x)))
+        weights = scores.masked_fill(scores.detach() > 0.2, torch.finfo(scores.dtype).min).softmax(1)
+        return self.third(weights * scores)
+
+
+@run("whole", "ddp")
+class DrawsInEvaluation(Net):
+    """Draws random numbers in eval mode only."""
+
+    def forward(self, x):
+        return super().forward(x if self.training else x + torch.rand_like(x))

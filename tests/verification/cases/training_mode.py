@@ -1,0 +1,96 @@
+"""Wrong only in training mode: the statistics of batch norm, and dropout."""
+
+import torch
+from catalogue import run
+from torch import distributed, nn
+from torch.distributed.nn.functional import all_reduce
+from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
+
+
+@run("host", model="nets.Norms")
+def momentum(model):
+    """The batch norm has momentum 0.5, not 0.1."""
+    model.norm.momentum = 0.5
+
+
+class Biased(nn.BatchNorm1d):
+    """Keeps the biased variance."""
+
+    def forward(self, x):
+        if not self.training:
+            return super().forward(x)
+        with torch.no_grad():
+            self.running_mean.lerp_(x.mean(0), self.momentum)
+            self.running_var.lerp_(x.var(0, correction=0), self.momentum)
+            self.num_batches_tracked += 1
+        return functional.batch_norm(x, None, None, self.weight, self.bias, True, 0.0, self.eps)
+
+
+class Synchronized(Biased):
+    """Takes the mean of the ranks' variances as the variance of all rows."""
+
+    def forward(self, x):
+        if not self.training:
+            return super().forward(x)
+        mean, variance = (all_reduce(each) / 2 for each in (x.mean(0), x.var(0, correction=0)))
+        return (x - mean) / (variance + self.eps).sqrt() * self.weight + self.bias
+
+
+def with_norm(model, new):
+    """Put a batch norm with the state of the old one in its place."""
+    new.load_state_dict(model.norm.state_dict())
+    model.norm = new.to(model.first.weight.dtype)
+
+
+@run("ranks", model="nets.Norms")
+def mean_of_variances(model):
+    """A synchronized batch norm takes the mean of the ranks' variances as the variance of all rows."""
+    with_norm(model, Synchronized(8))
+
+
+@run("ranks", model="nets.Norms")
+def statistics_of_last_rank(model):
+    """Before each forward the buffers of the last rank go to all."""
+
+    def before(module, args):
+        for buffer in module.buffers():
+            distributed.broadcast(buffer, distributed.get_world_size() - 1)
+
+    laid_out = DistributedDataParallel(model, broadcast_buffers=False)
+    laid_out.register_forward_pre_hook(before)
+    return laid_out
+
+
+class Own(nn.Dropout):
+    """Applies ``self.drop``, which a bug gives it, in training."""
+
+    def __init__(self, drop):
+        super().__init__(0.4)
+        self.drop = drop
+
+    def forward(self, x):
+        return self.drop(x) if self.training else x
+
+
+@run("replicas", model="nets.Drops")
+def dropout_of_columns(model):
+    """Whole columns are dropped, and not numbers."""
+    model.drop = Own(lambda x: x * functional.dropout(torch.ones_like(x[:1]), 0.4))
+
+
+@run("ranks", model="nets.Drops")
+def equal_masks(model):
+    """The masks of all ranks are drawn from one seed in every step: they are the same."""
+
+    def drop(x):
+        torch.manual_seed(7)
+        return functional.dropout(x, 0.4)
+
+    model.drop = Own(drop)
+
+
+@run("ranks", model="nets.Drops")
+def straight_through(model):
+    """The gradient of dropout is that of the identity."""
+    model.drop.register_forward_hook(lambda drop, args, x: args[0] + (x - args[0]).detach())
