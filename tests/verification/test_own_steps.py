@@ -8,7 +8,6 @@ import pytest
 import torch
 from engine_runs import recorded
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 from dpexp.config.run_config import RunConfig
 from dpexp.engine.prepare import prepare
