@@ -26,7 +26,7 @@ class Magnitudes(Net):
         features = self.first(x).detach()
         return {
             "logits": logits.masked_fill(torch.arange(4) == 3, -1e30),
-            "large": 1e7 * features,
+            "large": 1e8 * features,
             "small": self.second(features).detach(),
             "ids": torch.arange(len(x)) * 0 + 2**53 + 2,
         }
@@ -61,8 +61,8 @@ def logits_beside_a_mask(model):
 
 @run("host", model="hidden.Magnitudes")
 def small_output(model):
-    """A third output is off by 1e-6, beside a head scaled by 1e7."""
-    other_output(model, "small", lambda x: x * (1 + 1e-6))
+    """A third output is off by 1e-4, beside another times 1e8."""
+    other_output(model, "small", lambda x: x * (1 + 1e-4))
 
 
 @run("replicas", model="hidden.Magnitudes")

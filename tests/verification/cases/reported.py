@@ -8,6 +8,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import get_total_norm
 
+CAUSE = "it is caught, and its cause is not named"
 USED = "the optimizer has gathered parameters"
 WINDOW = "a window of accumulation is judged batch by batch"
 
@@ -37,7 +38,7 @@ def last_of_two_reduced(model):
     return Synchronized(model)
 
 
-@run("ranks")
+@run("ranks", words="its own rows")
 def hook_reduces_the_parameter(model):
     """huggingface/picotron#39: a hook gets the parameter, and reduces that, not its gradient."""
 
@@ -72,7 +73,7 @@ class ClipsItsShard(Clips):
         return gradient.to_local() if hasattr(gradient, "to_local") else gradient
 
 
-@run("fsdp", optimizer=f"{HERE / 'reported.py'}:ClipsItsShard")
+@run("fsdp", optimizer=f"{HERE / 'reported.py'}:ClipsItsShard", words="optimizer", today=CAUSE)
 class ClippedByShard(Net):
     """SpecForge#663: the optimizer clips by the norm of this rank's own shards, not by that of all ranks."""
 
@@ -87,7 +88,7 @@ def there_and_back(module):
     return module.to(torch.float64 if kind == torch.float32 else torch.float32).to(kind)
 
 
-@run("ranks")
+@run("ranks", words="its own rows")
 def cast_after(model):
     """pytorch#104336: a model that is cast after it was wrapped in DDP no longer reduces its gradients."""
     return there_and_back(DistributedDataParallel(model))
@@ -107,7 +108,7 @@ class Unused(Net):
         self.unused = nn.Linear(6, 4)
 
 
-@run("ranks", model="reported.Unused", words="unused")
+@run("ranks", model="reported.Unused", words="unused.weight", today=CAUSE)
 def unused_parameter(model):
     """pytorch#128949: the bucket of a parameter that no loss uses is never reduced, and nothing is said."""
 
@@ -130,7 +131,13 @@ class Dead(Net):
         return super().forward(x).relu()
 
 
-@run("ranks", model="reported.Dead", right=True, words="zero", today="it is «verified» without gradients")
+@run(
+    "ranks",
+    model="reported.Dead",
+    right=True,
+    words="gradient other than zero",
+    today="it is «verified» without gradients",
+)
 def dead(model):
     """NVIDIA-NeMo/Automodel#3701: nobody reduces any gradient, of a model whose gradients are zero."""
     return model
