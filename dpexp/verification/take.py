@@ -191,7 +191,8 @@ class Take:
         """
         with kept_globals(), intra_op_threads(self._threads):
             self._combine(found, self._expected, part)
-            failed = self._judged_step(found, self._completed(self.layout.buffers()) if part.rows else {})
+            buffers = self._completed(self.layout.buffers())
+            failed = self._judged_step(found, buffers if part.rows else {})
             failed = failed or self._judged_written()
         self._found = found
         if failed is not None:
