@@ -1,7 +1,7 @@
 """Alone: inside, this process is the only rank, as a single device is.
 
-A model or a loss that asks ``torch.distributed`` would otherwise see all ranks on the single device's side, too: its
-error would be on both sides, and cancel.
+A model or a loss that asks ``torch.distributed`` would otherwise see all ranks on the single device's side,
+too: its error would be on both sides, and cancel.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class _OfOneRank(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """The argument, or the group of this rank for that of all ranks."""
         by_name = isinstance(arg, str) and arg in distributed.distributed_c10d._world.pg_names.values()
         if by_name:
-            group = distributed.distributed_c10d._resolve_process_group(arg)
+            group = distributed.distributed_c10d._resolve_process_group(arg)  # type: ignore[attr-defined]
         elif isinstance(arg, torch.ScriptObject) and "ProcessGroup" in str(arg._type()):
             group = distributed.ProcessGroup.unbox(arg)
         else:
@@ -67,7 +67,7 @@ class _OfOneRank(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return arg
         if group.group_name != self._world.group_name:
             raise OwnGroupError(
-                f"{func.__name__} on a process group of {group.size()} ranks, which a single device does not have: "
+                f"{func.__name__} on a process group of {group.size()} ranks, which a single device has not: "
                 "use the default group in the model and the loss, or leave it to the layout"
             )
         return self._single.group_name if by_name else self._single.boxed()

@@ -3,10 +3,10 @@
     mask -3.4e38 -3.4e38 | 0.3 1.2 -0.7 | 1e-17    <- what is expected, by size: three parts
     error of a part        ||found - expected|| / ||expected||
 
-The limit of a part: its error is at most the tolerance, or what a single device that rounds otherwise differs from
-itself by, with a margin (``rounding``). So nothing hides beside a mask, a large logit or a scaled head. Integers
-are equal or wrong. A part that is zero but for rounding is judged by its size beside its tensor, and such a tensor
-beside its neighbours. Where rounding is large beside these, too, nothing can be said.
+The limit: the error of a part is at most the tolerance, or what a single device that rounds otherwise differs
+from itself by, with a margin (``rounding``). So nothing hides beside a mask, a large logit or a scaled head.
+Integers are equal or wrong. A part that is zero but for rounding is judged by its size beside its tensor, and
+such a tensor beside its neighbours. Where rounding is large beside these, too, nothing can be said.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ times what these are off by: of a sum that cancels, a small number is left."""
 
 @dataclass(frozen=True)
 class Parts:
-    """One tensor by magnitude: of each part the norm, how far off what was found is, how many numbers it has."""
+    """One tensor by magnitude: of each part the norm, how far off what was found is, how many numbers."""
 
     norms: Sequence[float]
     apart: Sequence[float]

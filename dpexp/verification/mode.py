@@ -35,7 +35,7 @@ WHOLE_MODEL = "*"
 
 @dataclass(frozen=True)
 class Mode:
-    """``quiet`` are the names of modules in eval mode. A ``note`` says what a user's layout does by definition."""
+    """``quiet`` modules are in eval mode. A ``note`` says what a user's layout does by definition."""
 
     quiet: frozenset[str] = frozenset()
     in_chunks: bool = False
@@ -54,7 +54,7 @@ class Switch:
         self._replaced = layers
 
     def set(self, quiet: frozenset[str]) -> None:
-        """``layers`` are batch norms and random layers: what a layout has made of one has their mode as a whole."""
+        """What a layout has made of a batch norm or a random layer has its mode as a whole."""
         roots = tuple(f"{name}." for name in quiet & self._replaced)
         for name, module, training, dropout in self._parts:
             is_quiet = name in quiet or WHOLE_MODEL in quiet or name.startswith(roots or ("*",))
@@ -77,7 +77,7 @@ class Nature:
 
     @classmethod
     def of(cls, model: nn.Module, step: Callable[[frozenset[str]], bool]) -> Nature:
-        """``step(quiet)`` takes a step of the single device with these modules in eval mode; whether it drew."""
+        """``step(quiet)`` takes a step with these modules in eval mode; whether it drew."""
         layers = {name: part for name, part in model.named_modules() if part.training}
         norms = frozenset(name for name, part in layers.items() if isinstance(part, _BatchNorm))
         drawing = frozenset(name for name, part in layers.items() if is_random_layer(part))
@@ -98,7 +98,7 @@ def _has_no_statistics(part: nn.Module) -> bool:
 
 @dataclass(frozen=True)
 class Modes:
-    """``together`` for most steps, unless the model draws in any mode; then the first of ``training`` that passes."""
+    """``together`` for most steps, if there is one; then the first of ``training`` that passes."""
 
     together: Mode | None
     training: tuple[Mode, ...]

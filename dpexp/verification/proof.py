@@ -2,7 +2,7 @@
 
 A proof is a list of takes (``take``), each from the layout's own state:
 
-    rows together   three batches of the run, and some made ones; one to three whose collectives end late; two in eval mode
+    rows together   three batches of the run, some made ones, two in eval mode, one to three with late collectives
     in chunks       the three again, where batch norms or random layers were in eval mode
 
 It knows nothing of a run's config: a model, a function that lays it out, batches, a loss and an optimizer.
@@ -60,8 +60,8 @@ LATE = "collectives that end some milliseconds later: a wait is missing"
 class Proof:
     """``optimizer`` makes the optimizer of some parameters; without one only forwards are compared.
 
-    ``made`` are batches to step after those of the run, which a layout splits into ``pieces``. Neither the model nor
-    the random state of the host is changed. ``report`` gets what differs before it is located.
+    ``made`` are batches to step after those of the run, which a layout splits into ``pieces``. Neither the
+    model nor the random state of the host is changed. ``report`` gets what differs before it is located.
     """
 
     model: nn.Module
@@ -97,7 +97,7 @@ class Proof:
     # --- both sides ---
 
     def _make_single_device(self) -> None:
-        """In the first type in which it computes; what the model does by nature, another one has found out."""
+        """In the first type in which it computes; another one has found out what the model does by nature."""
         first_error = None
         while True:
             self._probe = self._single_device()
@@ -126,7 +126,7 @@ class Proof:
         return self._probe.drew
 
     def _lay_out(self) -> None:
-        """Make the layout, of a copy with the modes of the model as written; and take its steps from then on."""
+        """Make the layout, of a copy with the modes of the model as written, and take its steps from now on."""
         model = copied(self.model, self.dtype)
         mark_drawing(model, self._nature.drawing - {WHOLE_MODEL})
         placed, exact = self.lay_out(model), None
@@ -201,7 +201,7 @@ class Proof:
         return None
 
     def _steps_on_made(self) -> Failure | None:
-        """The same on those that are made; one that either side refuses is left out, if every rank refuses it."""
+        """The same on those that are made; one that either side refuses on every rank is left out."""
         for each in self.made:
             batch = in_dtype(each.batch, self.dtype)
             if any(self.group.all_gather(self._refusal(batch))):
@@ -229,8 +229,8 @@ class Proof:
     def _refusal(self, batch: Batch) -> str:
         """Why no run has this batch.
 
-        A single device refuses it, in whole or in pieces; or a piece leaves a rank without a gradient, for which
-        others wait.
+        A single device refuses it, in whole or in pieces; or a piece leaves a rank without a gradient, for
+        which others wait.
         """
         if self.pieces.count == 1:
             return ""
@@ -250,7 +250,7 @@ class Proof:
         return ""
 
     def _evaluated(self) -> Failure | None:
-        """Trained weights in eval mode, on the first batch and the one with the fewest rows; ranks get all rows."""
+        """Trained weights in eval mode, on the first batch and the smallest one, of which ranks get all rows."""
         if self.optimizer is None:
             return None
         steps, chunks, mode = self._take.steps, self._single.chunks, self._single.mode
@@ -266,7 +266,7 @@ class Proof:
         return None
 
     def _in_training(self) -> tuple[Failure | None, Mode | None]:
-        """The batches chunk by chunk in training mode: the first mode that passes, or else the strict one's failure."""
+        """Chunk by chunk in training mode: the first mode that passes, or else the strict one's failure."""
         batches = [each for each in self._batches if self._single.chunks.smallest(each.rows) > 1]
         errors, first = dict(self._take.errors), None
         if not batches:

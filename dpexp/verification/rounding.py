@@ -1,9 +1,9 @@
 """Rounding: how far a single device is from itself when its arithmetic is rounded otherwise.
 
-A forward may compute in float32 although the model is in float64, some operators have no float64 kernel, some models
-lose digits in float64, too, and an accelerator has kernels of its own. What two layouts may then differ by is
-measured: the single device takes the step again, and every operation reads its inputs up to one bit away from
-where they are.
+A forward may compute in float32 although the model is in float64, some operators have no float64 kernel, some
+models lose digits in float64, too, and an accelerator has kernels of its own. What two layouts may then differ
+by is measured: the single device takes the step again, on the accelerator if the layout has one, and every
+operation reads its inputs up to one bit away from where they are.
 
 Source: Vignes, "A stochastic arithmetic for reliable scientific computation", 1993.
 """
@@ -31,7 +31,7 @@ NARROWER = {torch.float64: torch.float32, torch.float32: torch.bfloat16}
 MARGIN, DRAWS = 10, 3
 """The limit is so many times the largest of so many measured differences, of all possible roundings."""
 TWICE, DRAWS_OF_SHORT = 2, 8
-"""A layout in a short type may be so many times as far from float64 as the farthest single device in this type.
+"""A layout in a short type may be so many times as far from float64 as a single device in this type.
 
 So narrow a limit is measured more often than others, until it explains what differs."""
 CERTAIN = 100
@@ -52,7 +52,7 @@ def largest(draws: Iterable[Noise], margin: float = MARGIN) -> dict[tuple[str, s
 
 @dataclass
 class StepRounding:
-    """What rounding explains of a step: ``again(draw)`` is a single device that rounds otherwise, or as usual (None).
+    """What rounding explains of a step. ``again(draw)`` is a single device that rounds otherwise, or not (None).
 
     ``in_float64()`` is one in float64, where ``again`` computes in a shorter type; else None.
     """
@@ -131,7 +131,7 @@ _FACTORS = 1 << 18
 class OtherwiseRounded(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Moves what operations read by a random part of its last bit; ``draw`` numbers the random numbers.
 
-    Small whole numbers stay: they are exact, and masks are made by comparing them. So do numbers without a larger one.
+    Small whole numbers stay: they are exact, and masks are made by comparing them. So do the largest numbers.
     """
 
     def __init__(self, draw: int = 0) -> None:

@@ -3,8 +3,8 @@
     state, batch      ->  outputs, loss, gradients, buffers
     state, gradients  ->  parameters, optimizer's state
 
-Nothing else is carried from step to step: so nothing drifts, and every step can be computed again, rounded otherwise
-by a ``draw``. It computes on the host, with no other rank in its process group.
+Nothing else is carried from step to step: so nothing drifts, and every step can be computed again, rounded
+otherwise by a ``draw``. It computes on the host, with no other rank in its process group.
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ class SingleDevice:
         self._optimizer, self._autocast, self._module = optimizer, autocast, placed.module
         self._first = self._before = self._groups()
         self._switch = Switch(placed.module)
-        self.mode, self._chunked = Mode(), None
+        self.mode = Mode()
+        self._chunked: Chunked | None = None
         self._unsplit: list[tuple[nn.Module, str, nn.Module]] = []
         self._state: State | None = None
         self._from_own = False
@@ -151,14 +152,14 @@ class SingleDevice:
         return recorder.step, [{name: each.cpu().clone() for name, each in of.items()} for of in buffers]
 
     def update(self, state: State, gradients: Tensors, draw: int | None = None) -> dict[str, dict[str, Any]]:
-        """What the optimizer makes of these gradients: parameters, its numbers, additions to each parameter."""
+        """What the optimizer makes of these gradients: parameters, its numbers, additions to each."""
         self._load(state)
         self._before = self._groups()
         for name, parameter in self.trainer.parameters().items():
             parameter.grad = _like(gradients.get(name), parameter, self._gradients.get(name))
         with self._computing(draw):
             self.trainer.update()
-        after = {"parameters": _cloned(self.trainer.full_parameters())}
+        after: dict[str, dict[str, Any]] = {"parameters": _cloned(self.trainer.full_parameters())}
         after["added"] = {name: _additions(each) for name, each in self._gradients.items()}
         after["optimizer"] = _cloned(optimizer_numbers(self.trainer))
         return after

@@ -33,8 +33,8 @@ def set_random_state(state: RandomState) -> None:
 class State:
     """Full tensors by name, on the host. ``buffers`` and ``random`` are those of each part of the rows.
 
-    ``batches`` have come since the optimizer's step, and have given a single device these ``gradients``: ranks may
-    have others until the last one. ``groups`` are those of the optimizers.
+    ``batches`` have come since the optimizer's step, and have given a single device these ``gradients``: ranks
+    may have others until the last one. ``groups`` are those of the optimizers.
     """
 
     parameters: Mapping[str, torch.Tensor]
@@ -84,7 +84,7 @@ class State:
                     member.state[parameter] = {key: _near(parameter, value) for key, value in kept.items()}
 
     def apart(self, trainer: Trainer) -> dict[str, tuple[torch.Tensor, torch.Tensor, int]]:
-        """Parameters of this rank that are not those of the first rank that has them; every rank must call this."""
+        """Parameters of this rank that the first rank that has them has not; every rank must call this."""
         own = {name: each.cpu() for name, each in trainer.full_parameters().items()}
         by_rank = trainer.group.all_gather({name: tensors.digest([each]) for name, each in own.items()})
         found = {}
@@ -97,7 +97,7 @@ class State:
 
 
 def _near(parameter: torch.Tensor, value: Any) -> Any:
-    """A copy of what an optimizer keeps of a parameter: on its device, but for counters, which may be elsewhere."""
+    """A copy of what an optimizer keeps of a parameter: on its device, but for counters."""
     is_like = isinstance(value, torch.Tensor) and value.dim() > 0
     return value.to(parameter.device, copy=True) if is_like else copy.deepcopy(value)
 

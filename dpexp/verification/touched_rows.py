@@ -130,7 +130,7 @@ def _recording(tables: dict[str, EmbeddingTable], touched: dict[str, list[torch.
 
 
 def _outputs(model: nn.Module, batches: Sequence[Batch], state: torch.Tensor) -> list[torch.Tensor]:
-    """The outputs of the batches that the model takes, from a random state; buffers and it stay as they are."""
+    """The outputs of the batches that the model takes, from a random state; it and buffers do not change."""
     outputs = list[torch.Tensor]()
     with preserved(model), torch.no_grad(), alone():
         torch.set_rng_state(state)

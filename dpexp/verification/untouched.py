@@ -1,7 +1,7 @@
 """Untouched: whether a single device still computes what it computed before a user's layout was called.
 
-A layout that replaces ``nn.Linear.forward`` for all changes the single device, too, and both agree. So a step is taken
-before the layout is made, and again at the end: from the same state it has the same bits.
+A layout that replaces ``nn.Linear.forward`` for all changes the single device, too, and both agree. So a step
+is taken before the layout is made, and again at the end: from the same state it has the same bits.
 """
 
 from __future__ import annotations
