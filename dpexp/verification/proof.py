@@ -111,7 +111,7 @@ class Proof:
                 narrower, first_error = NARROWER.get(self.dtype), first_error or error
                 if type(error) not in (RuntimeError, NotImplementedError) or narrower is None:
                     raise first_error from None
-                self._narrowed = f"compared in {narrower}, since the model does not compute in {self.dtype}: "
+                self._narrowed = f"compared in {narrower}, since a single device does not compute it in {self.dtype}: "
                 self._narrowed += describe(error)
                 self.dtype = narrower
         self._single = self._single_device()

@@ -191,7 +191,7 @@ class Take:
         """
         with kept_globals(), intra_op_threads(self._threads):
             self._combine(found, self._expected, part)
-            failed = self._judged_step(found, self._completed(self.layout.buffers()) if part.rows else {})
+            failed = self._judged_step(found, self._completed(self.layout.buffers()) if part.rows else None)
             failed = failed or self._judged_written()
         self._found = found
         if failed is not None:
@@ -229,6 +229,14 @@ class Take:
             if not self.records:
                 self._name_modules(ended.failure, part)
             return ended.failure
+        except Exception:
+            shapes, wanted = _shapes(found.step), _shapes(self._expected)
+            if found.is_complete or self.group.size > 1 or not shapes or shapes == wanted:
+                raise
+            failure = self.computed(found.step, part)  # the loss has refused these outputs
+            if failure is None:
+                raise
+            return failure
         return self.updated()
 
     def evaluate(self, batch: Batch) -> Failure | None:
@@ -338,7 +346,7 @@ class Take:
         optimizers = self.layout.optimizers
         return optimizers is None or len(self._window) == optimizers.accumulate
 
-    def _judged_step(self, found: Step, buffers: Tensors) -> Difference | None:
+    def _judged_step(self, found: Step, buffers: Tensors | None) -> Difference | None:
         """What differs before the optimizer; each rank's buffers may begin from those of the first, or its own."""
         failed = self._judged_from(found, buffers, from_own=False)
         if failed is not None and failed.kind == "buffers" and len(self._window[-1][0].buffers) > 1:
@@ -346,16 +354,16 @@ class Take:
             failed = self._judged_from(found, buffers, from_own=True)
         return failed
 
-    def _judged_from(self, found: Step, buffers: Tensors, *, from_own: bool) -> Difference | None:
+    def _judged_from(self, found: Step, buffers: Tensors | None, *, from_own: bool) -> Difference | None:
         wanted, short = self._expected, self._shorter(found, self._expected)
 
         def of(step: Step, of_chunks: Buffers) -> Computed:
             step = _alike(step if self._closes else replace(step, gradients={}), wanted)
-            return Computed(step, self._compared(of_chunks, buffers))
+            return Computed(step, self._compared(of_chunks, buffers) if buffers is not None else {})
 
         expected = of(wanted, self._buffers)
         rounding = StepRounding(
-            Computed(found if self._closes else replace(found, gradients={}), buffers),
+            Computed(found if self._closes else replace(found, gradients={}), buffers or {}),
             expected,
             lambda draw: of(*self._replayed(self._drawn(draw, short), draw, from_own=from_own)),
             lambda: expected if short and self.exact is None else self._in_float64(of),
@@ -444,7 +452,7 @@ class Take:
             }
             self.by_shards |= written
             names = [name for name in wanted if name not in written]
-        return {name: wanted[name] for name in names if name in found}
+        return {name: wanted[name] for name in names}
 
     def _clip(self, found: Step) -> None:
         """Where the run clips, clip by twice the norm of the gradients in one update, by half in the next."""
@@ -585,6 +593,10 @@ def _end() -> None:
     raise StepEndedError
 
 
+def _shapes(step: Step) -> list[torch.Size]:
+    return [tensor.shape for tensor in step.outputs.values()]
+
+
 def _alike(step: Step, wanted: Step) -> Step:
     """The step with the outputs that are compared."""
     return replace(
@@ -605,7 +617,8 @@ def _updates(found: Tensors, after: Mapping[str, Any], state: State) -> dict[str
             continue
         wanted, before = numbers(expected), numbers(state.parameters[name])
         slack = ROUNDED * after["added"].get(name, 1) * torch.finfo(expected.dtype).eps * np.abs(wanted)
-        off = np.maximum(np.abs(numbers(found[name]) - wanted) - slack, 0)
-        norms = [float(np.linalg.norm(each)) for each in (wanted - before, off)]
+        with np.errstate(over="ignore", invalid="ignore"):
+            off = np.maximum(np.abs(numbers(found[name]) - wanted) - slack, 0)
+            norms = [float(np.linalg.norm(each)) for each in (wanted - before, off)]
         updates[name] = Parts(norms[:1], [math.inf if math.isnan(norms[1]) else norms[1]])
     return updates
