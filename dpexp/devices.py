@@ -204,20 +204,6 @@ def without_tf32() -> Iterator[None]:
             place.fp32_precision = precision
 
 
-@contextmanager
-def without_cudnn() -> Iterator[None]:
-    """CUDA computes with PyTorch's own kernels here: cuDNN's batch norm is not exact in float64.
-
-    Measured on an H200 with torch 2.11: an untrained MobileNetV3, which has ``eps=0.001``, was off by 7e-8.
-    """
-    cudnn: Any = torch.backends.cudnn
-    before, cudnn.enabled = cudnn.enabled, False
-    try:
-        yield
-    finally:
-        cudnn.enabled = before
-
-
 def synchronize(devices: Iterable[torch.device]) -> None:
     """Wait until every queued kernel of every device is done. The CPU has no queue."""
     for device in set(devices):

@@ -8,13 +8,11 @@ from dpexp.engine.progress import ProgressBar
 from dpexp.engine.steps.own_steps import OwnVerification
 from dpexp.engine.verify import UNVERIFIED, refuse, reported, row, unchecked, verify
 from dpexp.record.journal import Journal
-from dpexp.strategies.placed import Placed
 from dpexp.timing import Timer
 from dpexp.verification.compare import Difference
 from dpexp.verification.gathered_outputs import scalars_of_replicas
 from dpexp.verification.mode import Mode
 from dpexp.verification.result import VerificationError
-from dpexp.verification.touched_rows import Lookups
 
 
 def execute(
@@ -39,11 +37,9 @@ def _execute(
 ) -> None:
     proven = _verify(prepared, journal, progress)
     _check_untouched(prepared, journal)
-    lookups = Lookups.of(prepared.model) if prepared.config.check else Lookups({})
     own_steps = OwnVerification(prepared, journal, progress, proven) if prepared.config.check else None
     timer = Timer(prepared.selection.used)
     placed = prepared.strategy.place(prepared.model, prepared.selection.used, timer)
-    _check_lookups(prepared, lookups, placed)
     observations = Observations(prepared, placed)
     journal.set(devices=observations.device_facts(), device_map=observations.device_map())
     progress.begin("observe")
@@ -88,11 +84,3 @@ def _check_untouched(prepared: Prepared, journal: Journal) -> None:
     cause = next(filter(None, prepared.group.all_gather(changed)), "")
     if cause:
         refuse(prepared, journal, 0.0, f"the layout has changed what every model computes: {cause}")
-
-
-def _check_lookups(prepared: Prepared, lookups: Lookups, placed: Placed) -> None:
-    """Raises VerificationError where the placed tables do not have the rows of the model's, to the bit."""
-    wrong = sorted({name for names in prepared.group.all_gather(lookups.wrong(placed)) for name in names})
-    if wrong:
-        cause = f"lookups in {', '.join(wrong)}, as placed, give other rows than the model's"
-        raise VerificationError.of(prepared.config.strategy, 0.0, cause, UNVERIFIED)

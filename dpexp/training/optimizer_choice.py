@@ -99,7 +99,7 @@ class OptimizerChoice:
 
 @dataclass(frozen=True)
 class OwnOptimizer:
-    """What a function of the user makes of all parameters that are trained; it steps after so many batches."""
+    """What a user's function makes of all parameters that are trained; it steps after so many batches."""
 
     make: Callable[[list[nn.Parameter]], torch.optim.Optimizer]
     accumulate: int = 1

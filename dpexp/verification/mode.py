@@ -60,7 +60,7 @@ class Switch:
             is_quiet = name in quiet or WHOLE_MODEL in quiet or name.startswith(roots or ("*",))
             is_recurrent = isinstance(module, nn.RNNBase)  # cuDNN has no backward in eval mode
             if is_recurrent:
-                module.dropout = 0.0 if is_quiet else dropout
+                module.dropout = 0.0 if is_quiet else dropout  # type: ignore[assignment]
             module.training = training and (is_recurrent or not is_quiet)
 
 

@@ -17,6 +17,7 @@ from dpexp.verification.alone import OwnGroupError
 from dpexp.verification.chunks import Chunks
 from dpexp.verification.compare import Limits
 from dpexp.verification.diagnosis.locate import Locator
+from dpexp.verification.judge import Judge
 from dpexp.verification.mode import OTHER_NUMBERS, Mode, draws, has_batch_norm
 from dpexp.verification.model_copy import copied
 from dpexp.verification.recorder import fewer_collections
@@ -76,7 +77,7 @@ class OwnSteps:
             exact.set_mode(mode)
         tolerance, negligible = base_tolerance(self._dtype, self._autocast)
         limits = Limits(tolerance, negligible, torch.finfo(self._dtype).eps)
-        self._take = Take(layout, single, limits, exact)
+        self._take = Take(layout, single, Judge(limits, trainer.group), exact)
         failure = self._take.check_placed()
         if failure is None:
             return self._result()
@@ -133,7 +134,7 @@ class OwnSteps:
         notes = [self.note] if self.note else take.uncompared()
         failed = failure.worst if failure is not None else None
         return Result(
-            self._dtype, 0 if self.note else take.compared, take.of_all_ranks(), notes, failed, cause
+            self._dtype, 0 if self.note else take.compared, take.judge.of_all_ranks(), notes, failed, cause
         )
 
 

@@ -2,7 +2,7 @@
 
 A proof is a list of takes (``take``), each from the layout's own state:
 
-    rows together   three batches of the run, some made ones, two in eval mode, one to three with late collectives
+    rows together   three batches of the run, made ones, two in eval mode, one to three with late collectives
     in chunks       the three again, where batch norms or random layers were in eval mode
 
 It knows nothing of a run's config: a model, a function that lays it out, batches, a loss and an optimizer.
@@ -36,6 +36,7 @@ from dpexp.verification.chunks import Chunks
 from dpexp.verification.compare import Limits
 from dpexp.verification.diagnosis.locate import Locator
 from dpexp.verification.gathered_outputs import gathered_outputs, scalars_of_replicas
+from dpexp.verification.judge import Judge
 from dpexp.verification.late import LateCollectives, delays_of
 from dpexp.verification.made_batches import Made, Pieces
 from dpexp.verification.mode import OTHER_NUMBERS, WHOLE_MODEL, Mode, Modes, Nature, Switch
@@ -101,17 +102,17 @@ class Proof:
         first_error = None
         while True:
             self._probe = self._single_device()
-            self._initial, first = State.of(self._probe.trainer), self.batches[0]
+            self._initial = State.of(self._probe.trainer)
             try:
-                self._nature = Nature.of(
-                    self._probe.trainer.placed.module, lambda quiet: self._drew(quiet, first)
-                )
+                self._nature = Nature.of(self._probe.trainer.placed.module, self._drew)
                 break
             except (RuntimeError, NotImplementedError) as error:
                 narrower, first_error = NARROWER.get(self.dtype), first_error or error
                 if type(error) not in (RuntimeError, NotImplementedError) or narrower is None:
                     raise first_error from None
-                self._narrowed = f"compared in {narrower}, since the model does not compute in {self.dtype}: "
+                self._narrowed = (
+                    f"compared in {narrower}, since a single device does not compute it in {self.dtype}: "
+                )
                 self._narrowed += describe(error)
                 self.dtype = narrower
         self._single = self._single_device()
@@ -120,13 +121,13 @@ class Proof:
     def _single_device(self) -> SingleDevice:
         return SingleDevice(copied(self.model, self.dtype), self.objective, self.optimizer)
 
-    def _drew(self, quiet: frozenset[str], batch: Batch) -> bool:
+    def _drew(self, quiet: frozenset[str]) -> bool:
         self._probe.set_mode(Mode(quiet))
-        self._probe.step(self._initial, batch)
+        self._probe.step(self._initial, self.batches[0])
         return self._probe.drew
 
     def _lay_out(self) -> None:
-        """Make the layout, of a copy with the modes of the model as written, and take its steps from now on."""
+        """Make the layout, of a copy with the modes of the model as written, and take its steps."""
         model = copied(self.model, self.dtype)
         mark_drawing(model, self._nature.drawing - {WHOLE_MODEL})
         placed, exact = self.lay_out(model), None
@@ -143,7 +144,8 @@ class Proof:
         if before is None:
             self._single.chunks = Chunks.of(placed, self.group)
             self._modes = Modes.of(self._nature, self.model, placed, self._single.chunks, self.group)
-            self._take = Take(layout, self._single, limits, exact, records=True, clips=True)
+            judge = Judge(limits, self.group)
+            self._take = Take(layout, self._single, judge, exact, records=True, clips=True)
         else:
             self._take = replace(before, layout=layout)
             self._set_mode(self._single.mode)
@@ -250,7 +252,7 @@ class Proof:
         return ""
 
     def _evaluated(self) -> Failure | None:
-        """Trained weights in eval mode, on the first batch and the smallest one, of which ranks get all rows."""
+        """Trained weights in eval mode, on the first batch and the smallest; ranks get all rows."""
         if self.optimizer is None:
             return None
         steps, chunks, mode = self._take.steps, self._single.chunks, self._single.mode
@@ -268,15 +270,15 @@ class Proof:
     def _in_training(self) -> tuple[Failure | None, Mode | None]:
         """Chunk by chunk in training mode: the first mode that passes, or else the strict one's failure."""
         batches = [each for each in self._batches if self._single.chunks.smallest(each.rows) > 1]
-        errors, first = dict(self._take.errors), None
+        errors, first = dict(self._take.judge.errors), None
         if not batches:
             self._take.restart()
-            self._take.errors = errors
+            self._take.judge.errors = errors
             self._note("not compared in training mode: its chunks have one row")
             return None, None
         for mode in self._modes.training:
             self._take.restart()
-            self._take.errors = dict(errors)
+            self._take.judge.errors = dict(errors)
             self._set_mode(mode)
             if self._take.layout.optimizers is not None:
                 self._take.layout.optimizers.restart()  # forget what a step that differs has left
@@ -285,7 +287,7 @@ class Proof:
             except SingleDeviceError as error:
                 self._note(f"not compared in training mode: {describe(error.cause)}")
                 self._take.restart()
-                self._take.errors = errors
+                self._take.judge.errors = errors
                 return None, None
             if failure is None:
                 if mode.note == OTHER_NUMBERS and self._are_correlated(batches[0]):
@@ -293,8 +295,8 @@ class Proof:
                 if mode.note:
                     self._note(f"in training mode, {mode.note}")
                 return None, mode
-            first = first or (failure, dict(self._take.errors), self._take.steps)
-        failure, self._take.errors, self._take.steps = first  # type: ignore[misc]
+            first = first or (failure, dict(self._take.judge.errors), self._take.steps)
+        failure, self._take.judge.errors, self._take.steps = first  # type: ignore[misc]
         return failure, None
 
     def _are_correlated(self, batch: Batch) -> bool:
@@ -317,7 +319,7 @@ class Proof:
         if failure is not None:
             located = failure.text or Locator(take, failure, self.model, self.report).message()
             cause = f"in training mode, {located}" if training else located
-        worst, trains = take.of_all_ranks(), self.optimizer is not None
+        worst, trains = take.judge.of_all_ranks(), self.optimizer is not None
         if trains and not cause and steps + training and not self._unreached.trained:
             self._note(
                 "no parameter had a gradient other than zero, so that a wrong layout would look the same"
@@ -329,7 +331,10 @@ class Proof:
             self._note(f"in eval mode in some steps: {listed(sorted(quiet))}: {why}")
         if training:
             self._note(f"in training mode, chunk by chunk: {plural(training, 'step')} more")
-        limit, tolerance = max((each.limit for each in worst.values()), default=0.0), take.limits.tolerance
+        limit, tolerance = (
+            max((each.limit for each in worst.values()), default=0.0),
+            take.judge.unmeasured.tolerance,
+        )
         if limit > tolerance:
             why = self._narrowed or f"rounding exceeds {tolerance:g}"
             measured = f"a single device that rounds it otherwise differs from itself by {limit / MARGIN:.1e}"

@@ -44,8 +44,8 @@ class VerificationError(RuntimeError):
 class Result:
     """The worst difference of each kind over these steps, what ``failed`` and why, and what is to be noted.
 
-    Steps in training mode that were compared apart, chunk by chunk, have a ``mode_in_training``. Unreached are
-    modules that no step has called, and parameters that never had a gradient.
+    Steps in training mode that were compared apart, chunk by chunk, have a ``mode_in_training``. Unreached
+    are modules that no step has called, and parameters that never had a gradient.
     """
 
     dtype: torch.dtype

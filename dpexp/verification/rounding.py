@@ -1,9 +1,9 @@
 """Rounding: how far a single device is from itself when its arithmetic is rounded otherwise.
 
-A forward may compute in float32 although the model is in float64, some operators have no float64 kernel, some
-models lose digits in float64, too, and an accelerator has kernels of its own. What two layouts may then differ
-by is measured: the single device takes the step again, on the accelerator if the layout has one, and every
-operation reads its inputs up to one bit away from where they are.
+A forward may compute in float32 although the model is in float64, some operators have no float64 kernel,
+some models lose digits in float64, too, and an accelerator has kernels of its own. What two layouts may then
+differ by is measured: the single device takes the step again, on the accelerator if the layout has one, and
+every operation reads its inputs up to one bit away from where they are.
 
 Source: Vignes, "A stochastic arithmetic for reliable scientific computation", 1993.
 """
@@ -52,7 +52,7 @@ def largest(draws: Iterable[Noise], margin: float = MARGIN) -> dict[tuple[str, s
 
 @dataclass
 class StepRounding:
-    """What rounding explains of a step. ``again(draw)`` is a single device that rounds otherwise, or not (None).
+    """What rounding explains of a step. ``again(draw)`` is a single device that rounds otherwise; None: not.
 
     ``in_float64()`` is one in float64, where ``again`` computes in a shorter type; else None.
     """

@@ -27,7 +27,7 @@ from dpexp.training.optimizer_choice import OptimizerFactory
 from dpexp.training.optimizer_state import groups
 from dpexp.training.trainer import Trainer
 from dpexp.verification.alone import alone
-from dpexp.verification.chunks import Chunks
+from dpexp.verification.chunks import Chunked, Chunks
 from dpexp.verification.compare import Tensors
 from dpexp.verification.mode import Mode, Switch
 from dpexp.verification.model_copy import copied

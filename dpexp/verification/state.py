@@ -33,8 +33,8 @@ def set_random_state(state: RandomState) -> None:
 class State:
     """Full tensors by name, on the host. ``buffers`` and ``random`` are those of each part of the rows.
 
-    ``batches`` have come since the optimizer's step, and have given a single device these ``gradients``: ranks
-    may have others until the last one. ``groups`` are those of the optimizers.
+    ``batches`` have come since the optimizer's step, and have given a single device these ``gradients``:
+    ranks may have others until the last one. ``groups`` are those of the optimizers.
     """
 
     parameters: Mapping[str, torch.Tensor]

@@ -1,13 +1,14 @@
 """Take: a step of a layout, and the same step of a single device from the layout's own state.
 
-    begin(batch)          state = State.of(layout), gathered from the ranks that own it; expected = single.step(state, batch)
+    begin(batch)          expected = single.step(State.of(layout), batch): a state gathered from all ranks
     computed(step, part)  outputs, loss, gradients and buffers of the layout, before its optimizer
     updated()             parameters and optimizer beside single.update(state, the layout's gradients)
 
     over a limit: the single device again, its last bits moved, before it is called wrong
 
-``step`` makes a whole take of a step of a trainer. The layout computes as it does without it, and every step is judged
-by itself: no error grows from step to step. Gradients that accumulate are judged after the last batch of a window.
+``step`` makes a whole take of a step of a trainer. The layout computes as it does without it, and every step
+is judged by itself: no error grows from step to step. Gradients that accumulate are judged after the last
+batch of a window.
 """
 
 from __future__ import annotations
@@ -37,7 +38,6 @@ from dpexp.verification.compare import (
     HIDES,
     Difference,
     Kinds,
-    Limits,
     Noise,
     Parts,
     Tensors,
@@ -47,12 +47,12 @@ from dpexp.verification.compare import (
     parts_of,
     relative_error,
     whole_error,
-    worst,
 )
 from dpexp.verification.diagnosis.nonfinite import check_finite
 from dpexp.verification.gathered_outputs import drop_scalars_apart, gathered_outputs
+from dpexp.verification.judge import Judge
 from dpexp.verification.recorder import Computed, Recorder, Step, optimizer_numbers
-from dpexp.verification.rounding import CERTAIN, DRAWS, DRAWS_OF_SHORT, ExactObserver, StepRounding, largest
+from dpexp.verification.rounding import DRAWS, DRAWS_OF_SHORT, ExactObserver, StepRounding, largest
 from dpexp.verification.single_device import Buffers, SingleDevice
 from dpexp.verification.state import State
 
@@ -106,21 +106,18 @@ class DiffersError(Exception):
 class Take:
     """``layout`` is a trainer, of copies or the run's own. Every rank must call every method.
 
-    ``exact`` is the single device in float64 of a run in a shorter type. ``records``: each step records the calls of
-    modules; else a step that differs is taken again for them. ``clips``: the limit of clipped gradients follows their
-    norm. ``made``: what is special about steps. ``errors`` has the worst difference of each kind on this rank,
-    ``hidden`` one of each step in which rounding would hide an error.
+    ``exact`` is the single device in float64 of a run in a shorter type. ``records``: each step records the
+    calls of modules; else a step that differs is taken again for them. ``clips``: the limit of clipped
+    gradients follows their norm. ``made``: what is special about steps.
     """
 
     layout: Trainer
     single: SingleDevice
-    limits: Limits
+    judge: Judge
     exact: SingleDevice | None = None
     records: bool = False
     clips: bool = False
     made: dict[int, str] = field(default_factory=dict)
-    errors: dict[str, Difference] = field(default_factory=dict)
-    hidden: dict[int, Difference] = field(default_factory=dict)
     rows: dict[int, int] = field(default_factory=dict)
     notes: dict[str, None] = field(default_factory=dict)
     steps: int = 0
@@ -131,7 +128,7 @@ class Take:
 
     def __post_init__(self) -> None:
         self.group: ProcessGroup = self.layout.group
-        self._unmeasured, self._window = self.limits, list[tuple[State, Batch]]()
+        self._window = list[tuple[State, Batch]]()
         self._left: Tensors = {}
         self._expected = Step()
         self._names = self.layout.parameters().keys() | self.layout.buffers().keys()
@@ -139,9 +136,9 @@ class Take:
 
     def restart(self) -> None:
         """Forget the steps so far, with the gradients of batches since the optimizer's last one."""
-        self.steps, self.limits, self._left = 0, self._unmeasured, {}
-        self.errors, self.hidden, self.made, self._window = {}, {}, {}, []
-        self.by_shards = set()
+        self.judge.restart()
+        self.steps, self.made, self.by_shards = 0, {}, set()
+        self._left, self._window = {}, []
 
     # --- a take ---
 
@@ -152,13 +149,13 @@ class Take:
         found, buffers = self._completed(self.layout.buffers()), expected.buffers()
         names = found.keys() & buffers.keys()
         kinds["buffers"] = parts_of({n: found[n] for n in names}, {n: buffers[n] for n in names})
-        failed = self._judged(kinds)
+        failed = self.judge.failed(self.steps, kinds)
         return Failure(failed) if failed else None
 
     def begin(self, batch: Batch) -> Failure | None:
-        """What the single device computes from the layout's state, before the layout's step on the global batch.
+        """What the single device computes from the layout's state, before the layout's step on the batch.
 
-        Returns what of that state is wrong. Raises SingleDeviceError.
+        Returns what of the state is wrong. Raises SingleDeviceError.
         """
         self.steps += 1
         self.rows[self.steps] = batch.rows
@@ -192,7 +189,7 @@ class Take:
         with kept_globals(), intra_op_threads(self._threads):
             self._combine(found, self._expected, part)
             buffers = self._completed(self.layout.buffers())
-            failed = self._judged_step(found, buffers if part.rows else {})
+            failed = self._judged_step(found, buffers if part.rows else None)
             failed = failed or self._judged_written()
         self._found = found
         if failed is not None:
@@ -212,7 +209,7 @@ class Take:
     def step(
         self, batch: Batch, part: Batch, inside: AbstractContextManager[object] | None = None
     ) -> Failure | None:
-        """The layout's step on its part of a global batch, as a take. ``inside`` is around the layout's step."""
+        """The layout's step on its part of a global batch, as a take; ``inside`` is around it."""
         failure = self.begin(batch)
         if failure is not None:
             return failure
@@ -230,6 +227,14 @@ class Take:
             if not self.records:
                 self._name_modules(ended.failure, part)
             return ended.failure
+        except Exception:
+            shapes, wanted = _shapes(found.step), _shapes(self._expected)
+            if found.is_complete or self.group.size > 1 or not shapes or shapes == wanted:
+                raise
+            failure = self.computed(found.step, part)  # the loss has refused these outputs
+            if failure is None:
+                raise
+            return failure
         return self.updated()
 
     def evaluate(self, batch: Batch) -> Failure | None:
@@ -262,9 +267,9 @@ class Take:
                 _alike(self._drawn(draw, short).evaluate(state, batch, draw), expected), {}
             ),
             lambda: wanted if short else None,
-            self._unmeasured,
+            self.judge.unmeasured,
         )
-        failed = self._judged(rounding.plain, rounding.measured, DRAWS)
+        failed = self.judge.failed(self.steps, rounding.plain, rounding.measured, DRAWS)
         return Failure(failed, batch, found, expected) if failed else None
 
     # --- the state ---
@@ -283,21 +288,24 @@ class Take:
         return self._state()[1]
 
     def _state(self) -> tuple[State, Failure | None]:
-        """The layout's state, and what is wrong with it: ranks that are apart, or a change since the last take."""
+        """The layout's state, and what is wrong with it: ranks apart, or a change since the last take."""
         state = State.of(self.layout)
         apart = state.apart(self.layout) if self.group.size > 1 else {}
         for name, (own, expected, first) in apart.items():
-            failed = self._judged({"parameters": parts_of({name: own}, {name: expected})})
+            failed = self.judge.failed(self.steps, {"parameters": parts_of({name: own}, {name: expected})})
             if failed:
-                text = f"parameter '{name}' is not the same on all ranks that have it, as on rank {first} (apart by "
-                return state, Failure(failed, text=f"{text}{failed.error:.1e}): the ranks have trained apart")
+                text = f"parameter '{name}' is not the same on all ranks that have it, as on rank {first}"
+                text += f" (apart by {failed.error:.1e}): the ranks have trained apart"
+                return state, Failure(failed, text=text)
         changed = any(not torch.equal(each, state.parameters[name]) for name, each in self._left.items())
         if not any(self.group.all_gather(changed)):
             return state, None
-        failed = self._judged({"parameters": parts_of(state.parameters, self._left)})
+        failed = self.judge.failed(self.steps, {"parameters": parts_of(state.parameters, self._left)})
         if failed:
-            text = f"parameter '{failed.tensor}' is not as the step before has left it (apart by {failed.error:.1e}): "
-            text += "a thread, a hook or a collective that nothing waits for has written to it"
+            text = f"parameter '{failed.tensor}' is not as the step before has left it (apart by "
+            text += (
+                f"{failed.error:.1e}): a thread, a hook or a collective that nothing waits for wrote to it"
+            )
             return state, Failure(failed, text=text)
         return state, None
 
@@ -325,7 +333,7 @@ class Take:
         of_shards = vectors if self.group.dp_size == 1 else list(expected.outputs)
         found.outputs = gathered_outputs(found, expected, part, objective, self.group)
         self.notes |= dict.fromkeys(
-            drop_scalars_apart(found, expected, of_shards, self._unmeasured, self.steps)
+            drop_scalars_apart(found, expected, of_shards, self.judge.unmeasured, self.steps)
         )
         found.gradients = self._completed(found.gradients)
         if found.loss is not None:
@@ -339,33 +347,32 @@ class Take:
         optimizers = self.layout.optimizers
         return optimizers is None or len(self._window) == optimizers.accumulate
 
-    def _judged_step(self, found: Step, buffers: Tensors) -> Difference | None:
-        """What differs before the optimizer; each rank's buffers may begin from those of the first, or its own."""
+    def _judged_step(self, found: Step, buffers: Tensors | None) -> Difference | None:
+        """What differs before the optimizer; a rank's buffers begin from those of the first, or its own."""
         failed = self._judged_from(found, buffers, from_own=False)
         if failed is not None and failed.kind == "buffers" and len(self._window[-1][0].buffers) > 1:
             _, self._buffers = self._replayed(self.single, None, from_own=True)
             failed = self._judged_from(found, buffers, from_own=True)
         return failed
 
-    def _judged_from(self, found: Step, buffers: Tensors, *, from_own: bool) -> Difference | None:
+    def _judged_from(self, found: Step, buffers: Tensors | None, *, from_own: bool) -> Difference | None:
         wanted, short = self._expected, self._shorter(found, self._expected)
 
         def of(step: Step, of_chunks: Buffers) -> Computed:
             step = _alike(step if self._closes else replace(step, gradients={}), wanted)
-            return Computed(step, self._compared(of_chunks, buffers))
+            return Computed(step, self._compared(of_chunks, buffers) if buffers is not None else {})
 
         expected = of(wanted, self._buffers)
         rounding = StepRounding(
-            Computed(found if self._closes else replace(found, gradients={}), buffers),
+            Computed(found if self._closes else replace(found, gradients={}), buffers or {}),
             expected,
             lambda draw: of(*self._replayed(self._drawn(draw, short), draw, from_own=from_own)),
             lambda: expected if short and self.exact is None else self._in_float64(of),
-            self._unmeasured,
+            self.judge.unmeasured,
         )
-        failed = self._judged(
-            rounding.plain, rounding.measured, DRAWS_OF_SHORT if self._is_short(short) else DRAWS
-        )
-        if self.hidden.get(self.steps) and not self.amplifies:
+        draws = DRAWS if short is None and self.exact is None else DRAWS_OF_SHORT
+        failed = self.judge.failed(self.steps, rounding.plain, rounding.measured, draws)
+        if self.judge.hidden.get(self.steps) and not self.amplifies:
             self.amplifies = self._amplifying()
         return failed
 
@@ -377,13 +384,11 @@ class Take:
             return None
         self._forwarded = replace(self._forwarded, parameters={**self._forwarded.parameters, **found})
         wanted = {name: self._wrote[name] for name in found if name not in self.by_shards}
-        return self._judged({"parameters": parts_of({name: found[name] for name in wanted}, wanted)})
-
-    def _is_short(self, short: torch.dtype | None) -> bool:
-        return short is not None or self.exact is not None
+        kinds = {"parameters": parts_of({name: found[name] for name in wanted}, wanted)}
+        return self.judge.failed(self.steps, kinds)
 
     def _shorter(self, found: Step, expected: Step) -> torch.dtype | None:
-        """The type in which the layout computes its outputs, where it is a shorter one than the single device's."""
+        """The type in which the layout computes its outputs, where it is shorter than the single device's."""
         eps = max((each for name, each in found.eps.items() if name is not None), default=0.0)
         of_single = max((each for name, each in expected.eps.items() if name is not None), default=0.0)
         eps = max(self.group.all_gather(eps))
@@ -412,10 +417,10 @@ class Take:
 
     def _drawn(self, draw: int | None, short: torch.dtype | None = None) -> SingleDevice:
         """One that computes as the layout does, on its accelerator if it has one: which has other kernels."""
-        physical = [devices.physical(each) for each in self.layout.placed.devices]
+        physical = [devices.physical(each) for each in self.layout.placed.devices if draw is not None]
         device = next((each for each in physical if each != devices.HOST), devices.HOST)
         try:
-            return self.single.again(short, devices.HOST if draw is None else device)
+            return self.single.again(short, device)
         except torch.OutOfMemoryError:
             return self.single.again(short)
 
@@ -436,16 +441,18 @@ class Take:
                 or (self.group.dp_size > 1 and not isinstance(part.module, nn.SyncBatchNorm))
                 for key in part.module._buffers
             }
-            tolerance = self._unmeasured.tolerance
+            tolerance = self.judge.unmeasured.tolerance
             written = {
                 name
                 for name in shards & wanted.keys()
                 if not _is_same(wanted[name], before.get(name))
-                and relative_error({name: found.get(name)}, {name: wanted[name]}) > tolerance
+                and (
+                    name not in found or relative_error({name: found[name]}, {name: wanted[name]}) > tolerance
+                )
             }
             self.by_shards |= written
             names = [name for name in wanted if name not in written]
-        return {name: wanted[name] for name in names if name in found}
+        return {name: wanted[name] for name in names}
 
     def _clip(self, found: Step) -> None:
         """Where the run clips, clip by twice the norm of the gradients in one update, by half in the next."""
@@ -478,72 +485,23 @@ class Take:
         def measured(draw: int) -> tuple[Kinds, Noise]:
             return found, largest([noise_of(kinds(self._drawn(draw).update(state, gradients, draw)))])
 
-        return self._judged(found, measured, DRAWS)
+        return self.judge.failed(self.steps, found, measured, DRAWS)
 
-    # --- limits ---
-
-    def _judged(
-        self, kinds: Kinds, measured: Callable[[int], tuple[Kinds, Noise]] | None = None, draws: int = 0
-    ) -> Difference | None:
-        """The worst of the first kind over its limit on any rank, if there is one; the same on every rank.
-
-        Where it may be rounding, that of the single device is measured, in one way after the other, until one
-        explains the difference.
-        """
-        known, noise = dict(self.errors), list[Noise]()
-        self.limits = self._unmeasured
-        failed = self._failed(kinds)
-        while failed is not None and measured and math.isfinite(failed.apart) and len(noise) < draws:
-            allowed = min(self.group.all_gather(max(self.limits.noise.get((failed.kind, failed.tensor), (0.0,)))))
-            if 0 < CERTAIN * allowed < failed.apart:
-                break
-            kinds, of_draw = measured(len(noise))
-            noise.append(of_draw)
-            self.limits, self.errors = replace(self._unmeasured, noise=largest(noise, 1)), dict(known)
-            failed = self._failed(kinds)
-        return failed
-
-    def _failed(self, kinds: Kinds) -> Difference | None:
-        local = [self._added(kind, parts) for kind, parts in kinds.items()]
-        of_kinds = [*zip(*self.group.all_gather(local), strict=True)]
-        hidden = next((each for of_kind in of_kinds for _, each in of_kind if each is not None), None)
-        if hidden is not None:
-            self.hidden.setdefault(self.steps, hidden)
-        of_ranks = (worst(each for each, _ in of_kind) for of_kind in of_kinds)
-        return next((each for each in of_ranks if each.ratio > 1), None)
-
-    def _added(self, kind: str, parts: Mapping[str, Parts]) -> tuple[Difference, Difference | None]:
-        """The worst difference of a kind in this step, and one that rounding would hide."""
-        judged = self.limits.judge(kind, self.steps, parts).values()
-        hidden = next((each for each in judged if not each.is_comparable), None)
-        comparable = [each for each in judged if each.is_comparable]
-        if not comparable:
-            return Difference(kind, 0.0, step=self.steps), hidden
-        found = worst(comparable)
-        self.errors[kind] = worst([found, self.errors.get(kind, found)])
-        return found, hidden
-
-    def of_all_ranks(self) -> dict[str, Difference]:
-        """The worst difference of each kind on any rank; every rank must call this."""
-        found: dict[str, Difference] = {}
-        for of_rank in self.group.all_gather(self.errors):
-            for kind, each in of_rank.items():
-                found[kind] = worst([each, found.get(kind, each)])
-        return found
+    # --- what is not compared ---
 
     @property
     def compared(self) -> int:
         """The steps so far in which rounding would hide no error."""
-        return self.steps - sum(step <= self.steps for step in self.hidden)
+        return self.steps - sum(step <= self.steps for step in self.judge.hidden)
 
     def uncompared(self) -> list[str]:
-        """What is not compared: buffers that shards write, and steps in which rounding would hide an error."""
+        """Buffers that shards write, and steps in which rounding would hide an error, in words."""
         names = listed(sorted(set().union(*self.group.all_gather(self.by_shards))))
         written = [f"each shard writes to {names} from its own rows: not compared"] if names else []
-        if not self.hidden:
+        if not self.judge.hidden:
             return written
-        steps = [f"step {step} ({plural(self.rows[step], 'row')})" for step in sorted(self.hidden)]
-        first = self.hidden[min(self.hidden)]
+        steps = [f"step {step} ({plural(self.rows[step], 'row')})" for step in sorted(self.judge.hidden)]
+        first = self.judge.hidden[min(self.judge.hidden)]
         what = f"{first.kind} ({first.tensor})" if first.tensor else first.kind
         where = f" from {self.amplifies} on" if self.amplifies else ""
         return [
@@ -554,7 +512,7 @@ class Take:
         ]
 
     def _amplifying(self) -> str:
-        """The first module whose outputs differ by so much when they are rounded otherwise; empty without one."""
+        """The first module whose outputs differ by so much when they are rounded otherwise; or nothing."""
         state, batch = self._window[-1]
         expected, _ = self.single.again().step(state, batch, hooks=True)
         found, _ = self._drawn(0).step(state, batch, 0, hooks=True)
@@ -586,6 +544,10 @@ def _end() -> None:
     raise StepEndedError
 
 
+def _shapes(step: Step) -> list[torch.Size]:
+    return [tensor.shape for tensor in step.outputs.values()]
+
+
 def _alike(step: Step, wanted: Step) -> Step:
     """The step with the outputs that are compared."""
     return replace(
@@ -606,7 +568,8 @@ def _updates(found: Tensors, after: Mapping[str, Any], state: State) -> dict[str
             continue
         wanted, before = numbers(expected), numbers(state.parameters[name])
         slack = ROUNDED * after["added"].get(name, 1) * torch.finfo(expected.dtype).eps * np.abs(wanted)
-        off = np.maximum(np.abs(numbers(found[name]) - wanted) - slack, 0)
-        norms = [float(np.linalg.norm(each)) for each in (wanted - before, off)]
+        with np.errstate(over="ignore", invalid="ignore"):
+            off = np.maximum(np.abs(numbers(found[name]) - wanted) - slack, 0)
+            norms = [float(np.linalg.norm(each)) for each in (wanted - before, off)]
         updates[name] = Parts(norms[:1], [math.inf if math.isnan(norms[1]) else norms[1]])
     return updates

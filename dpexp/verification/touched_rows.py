@@ -3,9 +3,8 @@
     ids 7, 90210, 7  -->  remapped 1, 2, 1  -->  a table of rows 0, 7, 90210, 3999999
 
 Verification compares several copies of a model. Copies of these rows instead of the tables compute the same
-outputs, loss and gradients, whose other rows are zero, in a few megabytes. The first and the last row are
-kept as well: a layout that gives a gradient to a row that nothing looked up is found by them. What the rows
-do not show, that the real table is placed as it was, a lookup of the placed table shows (``Lookups``).
+outputs, loss and gradients, whose other rows are zero, in a few megabytes. Some other rows are kept as well: a
+layout that places a table otherwise, or gives a gradient to a row that nothing looked up, is found by them.
 """
 
 from __future__ import annotations
@@ -23,17 +22,15 @@ from torch import nn
 from dpexp import tensors
 from dpexp.data.batch import Batch
 from dpexp.strategies.modules.hooks import hooked_parameters
-from dpexp.strategies.modules.tables import EmbeddingTable, TablePart
-from dpexp.strategies.modules.wrappers import parts
-from dpexp.strategies.placed import Placed
+from dpexp.strategies.modules.tables import EmbeddingTable
 from dpexp.training.preserve import preserved
 from dpexp.verification.alone import alone
 
 LARGE = 1 << 20
 """Numbers of a table from which on verification uses its touched rows only."""
 
-LOOKUPS = 64
-"""Rows of each large table that are looked up once it is placed."""
+EVEN = 64
+"""So many rows of each large table are compared, whether a batch looks them up or not."""
 
 
 def large_tables(model: nn.Module) -> dict[str, EmbeddingTable]:
@@ -141,9 +138,10 @@ def _outputs(model: nn.Module, batches: Sequence[Batch], state: torch.Tensor) ->
 
 
 def _rows(table: EmbeddingTable, touched: list[torch.Tensor]) -> torch.Tensor:
-    """The rows to keep, sorted."""
-    ends = [0, table.num_embeddings - 1, *([] if table.padding_idx is None else [table.padding_idx])]
-    rows: torch.Tensor = torch.unique(torch.cat([torch.tensor(ends), *(ids.long() for ids in touched)]))
+    """The rows to keep, sorted: of those that are not touched some at even distances, the first and the last."""
+    even = torch.linspace(0, table.num_embeddings - 1, EVEN, dtype=torch.float64).long()
+    padding = torch.tensor([] if table.padding_idx is None else [table.padding_idx], dtype=torch.long)
+    rows: torch.Tensor = torch.unique(torch.cat([even, padding, *(ids.long() for ids in touched)]))
     return rows
 
 
@@ -159,50 +157,3 @@ def _reduced(table: EmbeddingTable, rows: torch.Tensor) -> Any:
         reduced.padding_idx = int(torch.searchsorted(rows, table.padding_idx))
     reduced.register_forward_pre_hook(Remap(rows), with_kwargs=True)
     return reduced
-
-
-@dataclass(frozen=True)
-class Lookups:
-    """Some rows of every large table of a model, from before it is placed: ``(ids, rows)`` by name."""
-
-    expected: dict[str, tuple[torch.Tensor, torch.Tensor]]
-
-    @classmethod
-    def of(cls, model: nn.Module) -> Lookups:
-        """Rows at even distances, the first and the last among them."""
-        expected = {}
-        for name, table in large_tables(model).items():
-            ids = torch.linspace(0, table.num_embeddings - 1, LOOKUPS, dtype=torch.float64).long()
-            expected[name] = (ids, table.weight.detach()[ids])
-        return cls(expected)
-
-    def wrong(self, placed: Placed) -> list[str]:
-        """The names of the tables of which a lookup in the placed model gives other bits.
-
-        Every rank must call this. A table that the layout has replaced, or sharded as a DTensor, is not
-        looked up.
-        """
-        found = []
-        for part in parts(placed.module):
-            if part.name not in self.expected or not _can_look_up(part.module):
-                continue
-            ids, rows = self.expected[part.name]
-            with torch.no_grad():
-                vectors = _look_up(part.module, ids)
-            if not torch.equal(vectors.cpu(), rows):
-                found.append(part.name)
-        return found
-
-
-def _can_look_up(module: nn.Module) -> bool:
-    plain = type(module) in (nn.Embedding, nn.EmbeddingBag) and not hasattr(module.weight, "placements")
-    return plain or isinstance(module, TablePart)
-
-
-def _look_up(module: Any, ids: torch.Tensor) -> torch.Tensor:
-    vectors: torch.Tensor
-    if isinstance(module, TablePart):
-        vectors = module.vectors(ids)
-    else:
-        vectors = module.weight[ids.to(module.weight.device)]
-    return vectors

@@ -41,7 +41,7 @@ def test_an_operator_without_float64_is_verified_in_float32_with_a_measured_limi
     result = verified(Routed())
     assert (result.passed, result.cause, result.dtype) == (True, "", torch.float32)
     assert 1e-8 < result.tolerance < 1e-4
-    assert "does not compute in torch.float64: RuntimeError: Expected mat_a to be Float32" in "; ".join(
+    assert "does not compute it in torch.float64: RuntimeError: Expected mat_a to be Float32" in "; ".join(
         result.notes
     )
 

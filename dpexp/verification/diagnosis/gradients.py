@@ -30,7 +30,7 @@ class FirstGradient:
     """Every rank must make one and call ``text``, which also finds the ``pattern``."""
 
     def __init__(self, sides: Take, failure: Failure, ranks: Agreement) -> None:
-        self.sides, self.failure, self.group, self.limits = sides, failure, sides.group, sides.limits
+        self.sides, self.failure, self.group, self.limits = sides, failure, sides.group, sides.judge.limits
         self._ranks, self.pattern = ranks, ""
 
     def text(self) -> str:

@@ -25,7 +25,7 @@ class Locator:
 
     def __init__(self, sides: Take, failure: Failure, model: nn.Module, report: Report = no_report) -> None:
         self.sides, self.failure, self.model, self._report = sides, failure, model, report
-        self.group, self.limits = sides.group, sides.limits
+        self.group, self.limits = sides.group, sides.judge.limits
         self._ranks = Agreement(sides.group)
 
     def message(self) -> str:

@@ -28,7 +28,7 @@ class FirstModule:
     """Every rank must make one and call ``text``; ``is_sure`` unless the module around it is right."""
 
     def __init__(self, sides: Take, failure: Failure, ranks: Agreement) -> None:
-        self.failure, self.group, self.limits = failure, sides.group, sides.limits
+        self.failure, self.group, self.limits = failure, sides.group, sides.judge.limits
         self._ranks, self.is_sure = ranks, True
         self._limit = max(self.limits.tolerance, BESIDE * min(1.0, failure.worst.error))
 

@@ -7,7 +7,7 @@ from typing import Any
 import planted
 import pytest
 import torch
-from planted import Caching, Planted, mean_of_means, scaled, weighted, wrapped
+from planted import Caching, Planted, mean_of_means, proven, scaled, weighted, wrapped
 from torch import nn
 
 from dpexp.config.run_config import RunConfig
@@ -147,30 +147,6 @@ def test_a_failure_costs_at_most_twice_a_verification(name: str, monkeypatch: py
     assert 0 < rows[0] <= 2 * of_right
 
 
-@pytest.mark.parametrize(
-    ("wrong", "factor", "types"),
-    [
-        (
-            (torch.float64,),
-            1 + 1e-7,
-            "; in float64; in float32, the run's own type, an error of this size may be rounding",
-        ),
-        ((torch.float64,), 2, "; in float64 only: in float32, the run's own type, it is right"),
-        ((torch.float64, torch.float32), 2, "; in float64 and in float32, the run's own type"),
-    ],
-)
-def test_a_message_says_in_which_types_a_layout_is_wrong(
-    wrong: tuple[torch.dtype, ...], factor: float, types: str
-) -> None:
-    def change(module: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
-        outputs: torch.Tensor = module(inputs)
-        return outputs * factor if inputs.dtype in wrong else outputs
-
-    cause = verified(wrapped("second", change)).cause
-    assert "module 'second'" in cause
-    assert cause.endswith(types)
-
-
 def test_a_right_layout_has_no_cause() -> None:
     assert verified(planted.on_host).cause == ""
 
@@ -198,5 +174,5 @@ def test_a_mean_over_tokens_is_told_from_a_mean_over_rows() -> None:
     model_of: list[nn.Module] = []
     generator = torch.Generator().manual_seed(0)
     batch = Batch((torch.randn(10, 5, generator=generator),), tokens, 10, 10)
-    result = Equivalence(model, lay_out, [batch], loss, lambda found: torch.optim.SGD(found, lr=0.1)).result()
+    result = proven(model, lay_out, [batch], loss)
     assert "the loss is not a mean over rows (but over tokens, say)" in result.cause
