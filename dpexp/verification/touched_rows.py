@@ -3,8 +3,8 @@
     ids 7, 90210, 7  -->  remapped 1, 2, 1  -->  a table of rows 0, 7, 90210, 3999999
 
 Verification compares several copies of a model. Copies of these rows instead of the tables compute the same
-outputs, loss and gradients, whose other rows are zero, in a few megabytes. Some other rows are kept as well: a
-layout that places a table otherwise, or gives a gradient to a row that nothing looked up, is found by them.
+outputs, loss and gradients, whose other rows are zero, in a few megabytes. Some other rows are kept as well:
+a layout that places a table otherwise, or gives a gradient to a row that nothing looked up, is found by them.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ def _outputs(model: nn.Module, batches: Sequence[Batch], state: torch.Tensor) ->
 
 
 def _rows(table: EmbeddingTable, touched: list[torch.Tensor]) -> torch.Tensor:
-    """The rows to keep, sorted: of those that are not touched some at even distances, the first and the last."""
+    """The rows to keep, sorted; of others some at even distances, the first and the last."""
     even = torch.linspace(0, table.num_embeddings - 1, EVEN, dtype=torch.float64).long()
     padding = torch.tensor([] if table.padding_idx is None else [table.padding_idx], dtype=torch.long)
     rows: torch.Tensor = torch.unique(torch.cat([even, padding, *(ids.long() for ids in touched)]))
