@@ -1,13 +1,16 @@
 """Runs of the engine in a test's own process, from config to Record: no follower, no progress bar."""
 
+import tempfile
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 from dpexp.config.run_config import RunConfig
 from dpexp.engine.loop import execute
 from dpexp.engine.observations import run_facts
-from dpexp.engine.prepare import prepare
+from dpexp.engine.prepare import Prepared, prepare
 from dpexp.engine.progress import ProgressBar
-from dpexp.record.journal import Journal
+from dpexp.record.journal import Journal, NullJournal
 from dpexp.record.record import Record
 
 
@@ -18,3 +21,17 @@ def recorded(home: Path, config: RunConfig, run_id: str = "run") -> Record:
         execute(prepared, journal, ProgressBar(hidden=True))
         journal.set(status="finished")
     return Record.load(journal.folder)
+
+
+def ended(prepared: Prepared) -> dict[str, Any]:
+    """How a run ends, on each of its ranks: its error, with the type, and on the first the verification."""
+    error, group = "", prepared.group
+    with tempfile.TemporaryDirectory() as folder:
+        journal = Journal(Path(folder), "run") if group.is_first else None
+        with journal or nullcontext():
+            try:
+                execute(prepared, journal or NullJournal(), ProgressBar(hidden=True))
+            except Exception as raised:  # of any kind: it is the answer
+                error = f"{type(raised).__name__}: {raised}"
+        verification = Record.load(journal.folder).verification if journal else {}
+    return {"error": error, "verification": verification}

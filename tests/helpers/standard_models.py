@@ -6,9 +6,7 @@ A word is ``llama,ddp,16``: a model, a layout and the rows of a batch; ``llama,d
 
 import json
 import sys
-import tempfile
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,16 +14,13 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import torch
+from engine_runs import ended
 from torch import nn
 
 from dpexp import devices
 from dpexp.config.run_config import RunConfig
 from dpexp.distributed.process_group import ProcessGroup
-from dpexp.engine.loop import execute
 from dpexp.engine.prepare import prepare
-from dpexp.engine.progress import ProgressBar
-from dpexp.record.journal import Journal, NullJournal
-from dpexp.record.record import Record
 from dpexp.strategies.base import Strategy
 from dpexp.strategies.gradient_sync import GradientSync
 from dpexp.strategies.placed import Placed
@@ -218,16 +213,7 @@ def judged(group: ProcessGroup, word: str) -> dict[str, Any]:
     prepared = prepare(RunConfig.from_dict(options | LAYOUTS[layout]), group=group)
     if bugs:
         prepared.strategy = planted(prepared.strategy, bugs[0])
-    error = ""
-    with tempfile.TemporaryDirectory() as folder:
-        journal = Journal(Path(folder), "run") if group.is_first else None
-        with journal or nullcontext():
-            try:
-                execute(prepared, journal or NullJournal(), ProgressBar(hidden=True))
-            except Exception as raised:  # of any kind: it is the answer
-                error = f"{type(raised).__name__}: {raised}"
-        verification = Record.load(journal.folder).verification if journal else {}
-    return {"error": error, "verification": verification}
+    return ended(prepared)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,233 @@
+"""Layouts of ranks: right ones are verified, and what is wrong is named, in runs and in prove."""
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from engine_runs import ended
+from in_ranks import in_ranks
+from torch import distributed, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.nn.functional import all_reduce as with_backward
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import get_total_norm
+
+import dpexp
+from dpexp.config.errors import ConfigError
+from dpexp.config.run_config import RunConfig
+from dpexp.distributed.process_group import ProcessGroup
+from dpexp.engine.prepare import prepare
+from dpexp.verification.result import VerificationError
+
+# --- models, losses and optimizers ----------------------------------------------------------------------
+
+
+class Net(nn.Sequential):
+    """A batch norm without statistics uses those of a shard's rows in eval mode, too."""
+
+    def __init__(self, normed: bool = False) -> None:
+        norm = [nn.BatchNorm1d(8, track_running_stats=False)] if normed else []
+        super().__init__(nn.Linear(6, 8), *norm, nn.Tanh(), nn.Linear(8, 4))
+
+
+class OfGroup(nn.Linear):
+    """Adds up its outputs over an explicit group of all ranks."""
+
+    groups: list[Any] = []  # noqa: RUF012  a group cannot be copied
+
+    def __init__(self) -> None:
+        super().__init__(6, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.groups:
+            self.groups.append(distributed.new_group([0, 1]))
+        outputs: torch.Tensor = with_backward(super().forward(x), group=self.groups[0])
+        return outputs
+
+
+def correlations(z: torch.Tensor, reduce: Callable[[torch.Tensor], Any]) -> torch.Tensor:
+    """Barlow Twins' loss of the correlations over the rows of all ranks."""
+    found, rows = z.T @ z, torch.tensor(float(len(z)), dtype=z.dtype)
+    if distributed.is_initialized():
+        found, rows = reduce(found), with_backward(rows)
+    return (found / rows - torch.eye(len(found), dtype=found.dtype)).square().sum()
+
+
+def loss(z: torch.Tensor, targets: Any) -> torch.Tensor:
+    return correlations(z, with_backward)
+
+
+def wrong_loss(z: torch.Tensor, targets: Any) -> torch.Tensor:
+    """PyTorch's plain ``all_reduce`` has no backward."""
+    return correlations(z, lambda found: distributed.all_reduce(found) or found)
+
+
+class Clips(torch.optim.SGD):
+    """Clips by the norm of all gradients."""
+
+    def own(self, gradient: Any) -> Any:
+        return gradient
+
+    def step(self, closure: Any = None) -> Any:
+        gradients = [self.own(each.grad) for group in self.param_groups for each in group["params"]]
+        norm: Any = get_total_norm(gradients)
+        for gradient in gradients:
+            gradient.mul_((0.05 / getattr(norm, "full_tensor", lambda: norm)()).clamp(max=1))
+        return super().step()
+
+
+class ClipsOwn(Clips):
+    """Clips by the norm of this rank's shards."""
+
+    def own(self, gradient: Any) -> Any:
+        return gradient.to_local() if hasattr(gradient, "to_local") else gradient
+
+
+# --- layouts --------------------------------------------------------------------------------------------
+
+
+class Micro(DistributedDataParallel):
+    """Sends gradients in the last of two batches, which finds those of the first."""
+
+    last = True
+
+    def forward(self, *inputs: Any) -> Any:
+        has_gradients = any(each.grad is not None for each in self.parameters())
+        self.require_backward_grad_sync = has_gradients is self.last
+        return super().forward(*inputs)
+
+
+class FirstOnly(Micro):
+    last = False
+
+
+def no_sync(model: nn.Module, mesh: Any) -> nn.Module:
+    return Micro(model)
+
+
+def wrong_no_sync(model: nn.Module, mesh: Any) -> nn.Module:
+    return FirstOnly(model)
+
+
+def mixed(model: nn.Module, mesh: Any) -> Any:
+    return fully_shard(model, mesh=mesh, mp_policy=MixedPrecisionPolicy(torch.bfloat16, torch.float32))
+
+
+def cast(model: nn.Module, mesh: Any) -> nn.Module:
+    return DistributedDataParallel(model.bfloat16())
+
+
+def warmed(model: nn.Module, mesh: Any) -> nn.Module:
+    """Its forward is tried before there is an optimizer, so that the root's parameters stay gathered."""
+    fully_shard(model, mesh=mesh)
+    model(torch.randn(4, 6, dtype=next(model.parameters()).dtype))
+    return model
+
+
+def dry(model: nn.Module, mesh: Any) -> nn.Module:
+    with torch.no_grad():
+        return warmed(model, mesh)
+
+
+# --- runs -----------------------------------------------------------------------------------------------
+
+HERE = __file__
+RUNS: dict[str, dict[str, Any]] = {
+    "loss": {"strategy": "ddp", "loss": f"{HERE}:loss"},
+    "wrong loss": {"strategy": "ddp", "loss": f"{HERE}:wrong_loss"},
+    "clips": {"strategy": "fsdp", "optimizer": f"{HERE}:Clips", "block": ["0"]},
+    "clips own": {"strategy": "fsdp", "optimizer": f"{HERE}:ClipsOwn", "block": ["0"]},
+    "normed": {"strategy": "ddp", "model": f"{HERE}:Net:normed=True"},
+    "of a group": {"strategy": "ddp", "model": f"{HERE}:OfGroup"},
+    "no_sync": {"layout": f"{HERE}:no_sync", "accumulate": 2},
+    "wrong no_sync": {"layout": f"{HERE}:wrong_no_sync", "accumulate": 2},
+    "mixed": {"layout": f"{HERE}:mixed"},
+    "cast": {"layout": f"{HERE}:cast", "dtype": "bfloat16"},
+    "warmed": {"layout": f"{HERE}:warmed"},
+    "dry": {"layout": f"{HERE}:dry"},
+}
+SHORT = {
+    "model": f"{HERE}:Net",
+    "data": "random:samples=32,shape=6",
+    "batch_size": 12,
+    "steps": 2,
+    "warmup": 2,
+}
+
+
+def run(group: ProcessGroup, name: str) -> dict[str, Any]:
+    options = SHORT | {"strategy": "custom", "phase_steps": 0} | RUNS[name]
+    if "layout" in options:
+        options["mesh"] = f"dp={group.size}"
+    return ended(prepare(RunConfig.from_dict(options), group=group))
+
+
+def proof(group: ProcessGroup, name: str) -> str:
+    layout, model, accumulate = {
+        "no_sync": (no_sync, Net(), 2),
+        "wrong no_sync": (wrong_no_sync, Net(), 2),
+        "of a group": (cast, OfGroup(), 1),
+    }[name]
+    torch.manual_seed(0)
+    batches = [(torch.randn(rows, 6), torch.randn(rows, 4)) for rows in (8, 5, 8, 5)]
+    mesh = init_device_mesh("cpu", (group.size,), mesh_dim_names=("dp",))
+    OfGroup.groups = [distributed.new_group([0, 1])]
+    try:
+        dpexp.prove(model, layout, batches, nn.functional.mse_loss, mesh=mesh, accumulate=accumulate)
+    except (VerificationError, ConfigError) as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+PROOFS = ("no_sync", "wrong no_sync", "of a group")
+
+
+@cache
+def started() -> dict[str, list[Any]]:
+    return in_ranks(2, HERE, *(f"run:{name}" for name in RUNS), *(f"proof:{name}" for name in PROOFS))
+
+
+def result(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = started()[f"run:{name}"][0]
+    return found
+
+
+@pytest.mark.parametrize("name", ["loss", "clips", "normed", "no_sync", "mixed", "cast", "warmed", "dry"])
+def test_a_right_run_is_verified_in_all_its_parts(name: str) -> None:
+    found = result(name)
+    assert found["error"] == ""
+    of_run = found["verification"]
+    assert [part["passed"] for part in (of_run, of_run["first_steps"], of_run["last_step"])] == [True] * 3
+
+
+def test_a_loss_that_adds_up_over_ranks_without_a_backward_is_found() -> None:
+    message = result("wrong loss")["error"]
+    assert "step 1 (12 rows): gradients (" in message
+    assert "it is 1/2 of it: divided by the number of ranks once too often" in message
+
+
+def test_an_optimizer_that_clips_by_its_own_shard_is_found_and_not_excused_as_rounding() -> None:
+    message = result("clips own")["error"]
+    assert "after step 1: parameters (" in message
+    assert "rounding" not in message
+
+
+def test_windows_of_accumulation_are_judged_after_their_last_batch() -> None:
+    assert "step 2 (8 rows): gradients (" in result("wrong no_sync")["error"]
+    assert started()["proof:no_sync"] == ["", ""]
+    for message in started()["proof:wrong no_sync"]:
+        assert message.startswith("VerificationError: ")
+        assert "step 2 (5 rows): gradients (" in message
+
+
+def test_a_collective_on_an_explicit_group_is_named_and_nothing_is_verified() -> None:
+    found = result("of a group")
+    words = "on a process group of 2 ranks, which a single device does not have"
+    assert (found["error"], found["verification"]["checked"]) == ("", False)
+    assert words in found["verification"]["note"]
+    for message in started()["proof:of a group"]:
+        assert message.startswith("ConfigError: prove: nothing could be compared: ")
+        assert words in message

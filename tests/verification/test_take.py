@@ -1,0 +1,92 @@
+"""Take: a state that changes between steps, gradients that are zero, and accelerators that round otherwise."""
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from engine_runs import ended
+from planted import Net, on_host, proven, random_batches
+from torch import nn
+from torch.nn import functional
+
+import dpexp
+from dpexp import devices
+from dpexp.config.errors import ConfigError
+from dpexp.config.run_config import RunConfig
+from dpexp.data.objective import Objective
+from dpexp.engine.prepare import prepare
+from dpexp.strategies.placed import Placed
+from dpexp.training.optimizer_choice import OwnOptimizer
+from dpexp.training.trainer import Trainer
+from dpexp.verification.compare import Limits
+from dpexp.verification.model_copy import copied
+from dpexp.verification.single_device import SingleDevice, in_dtype
+from dpexp.verification.take import Take
+
+
+def test_parameters_that_change_between_two_steps_are_found_by_the_next() -> None:
+    model, objective = Net().double(), Objective(loss=functional.mse_loss)
+    optimizer = OwnOptimizer(partial(torch.optim.SGD, lr=0.1))
+    layout = Trainer(on_host(model), objective.loss, optimizer)
+    take = Take(layout, SingleDevice(copied(model, torch.float64), objective, optimizer), Limits(1e-12))
+    batches = [in_dtype(batch, torch.float64) for batch in random_batches(8, 5, 8)]
+    assert [take.step(batch, batch) for batch in batches[:2]] == [None, None]
+    with torch.no_grad():
+        model.second.weight += 1e-9
+    failure = take.step(batches[2], batches[2])
+    assert failure is not None
+    assert failure.text.startswith("parameter 'second.weight' is not as the step before has left it")
+
+
+class Dead(nn.Sequential):
+    """Its weights are zero, and so are all of its gradients."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(5, 8, bias=False), nn.ReLU(), nn.Linear(8, 2, bias=False))
+        for parameter in self.parameters():
+            nn.init.zeros_(parameter)
+
+
+def test_a_model_whose_gradients_are_all_zero_is_not_called_verified() -> None:
+    config = RunConfig("whole", virtual=2, model=f"{__file__}:Dead", steps=2, warmup=1, phase_steps=0)
+    facts = ended(prepare(config))["verification"]
+    assert (facts["checked"], facts["passed"]) == (False, None)
+    assert "no parameter had a gradient other than zero" in facts["note"]
+    batches = [(torch.randn(8, 5), torch.randn(8, 2))]
+    with pytest.raises(ConfigError, match="no parameter had a gradient other than zero"):
+        dpexp.prove(Dead(), lambda model, devices: model, batches, functional.mse_loss)
+
+
+@pytest.mark.parametrize("strategy", ["whole", "functional"])
+def test_a_batch_norm_without_statistics_is_compared_chunk_by_chunk(strategy: str) -> None:
+    config = RunConfig(strategy, virtual=2, model=f"{__file__}:normed", steps=2, warmup=2, phase_steps=0)
+    found = ended(prepare(config))
+    facts = found["verification"]
+    assert found["error"] == ""
+    assert [part["passed"] for part in (facts, facts["first_steps"], facts["last_step"])] == [True] * 3
+
+
+def normed() -> nn.Module:
+    return nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8, track_running_stats=False), nn.Linear(8, 2))
+
+
+@pytest.mark.gpu
+def test_what_a_kernel_of_an_accelerator_rounds_is_measured_there() -> None:
+    """CUDA's hardswish of float64 rounds 1/6 to float32."""
+    gpu = devices.accelerators()[0]
+
+    def lay_out(model: nn.Module) -> Placed:
+        return Placed(devices.place(model, gpu), gpu, gpu, (gpu,))
+
+    model = nn.Sequential(nn.Linear(5, 8), nn.Hardswish(), nn.Linear(8, 2))
+    result = proven(model, lay_out, random_batches(30, 10, 30))
+    assert result.passed, result.cause
+    assert 1e-12 < result.tolerance < 1e-5
+    assert any("smaller errors are not seen" in note for note in result.notes)
+
+    def wrong(model: Any) -> Placed:
+        model[2].weight.register_hook(lambda gradient: gradient * 1.001)
+        return lay_out(model)
+
+    assert "2.weight" in proven(model, wrong, random_batches(30, 10, 30)).cause
