@@ -274,26 +274,3 @@ def test_a_bug_that_begins_late_is_found_after_the_last_step_which_stays_recorde
     assert "after the last measured step, from its state" in record.verification["cause"]
     assert len(record.steps["loss"]) == 6
     assert record.digest["weights"]
-
-
-def trains_at_another_rate(model: Any, devices: Devices) -> nn.Module:
-    from torch.optim.optimizer import register_optimizer_step_pre_hook
-
-    first, steps = next(model.parameters()), list[None]()
-
-    def before(optimizer: Any, args: Any, kwargs: Any) -> None:
-        if any(each is first for group in optimizer.param_groups for each in group["params"]):
-            steps.append(None)
-            if len(steps) == 8:
-                handle.remove()
-                optimizer.param_groups[0]["lr"] /= 2
-
-    handle = register_optimizer_step_pre_hook(before)
-    return model  # type: ignore[no-any-return]
-
-
-@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-def test_another_learning_rate_is_found_by_the_updates(dpexp_home: Path, optimizer: str) -> None:
-    row = failed(dpexp_home, trains_at_another_rate, optimizer=optimizer).verification["last_step"]
-    assert row["gradient_error"] < 1e-6
-    assert row["update_error"] == pytest.approx(0.5, rel=0.1)

@@ -139,33 +139,6 @@ def test_an_optimizer_that_skips_a_parameter_is_found_after_its_first_step() -> 
     assert result.cause.endswith(": the optimizer left it out")
 
 
-def proven_with(usual: dict[str, float], of_layout: dict[str, float]) -> Result:
-    """Of a layout whose optimizer has other options than those of single devices."""
-    options = [usual]
-
-    def lay_out(model: nn.Module) -> Placed:
-        options.append(of_layout)
-        return laid_out("whole")(model)
-
-    def optimizer(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-        return torch.optim.SGD(parameters, **(options.pop() if len(options) > 1 else usual))
-
-    return proven(nn.Linear(5, 2), lay_out, optimizer=optimizer)
-
-
-def test_a_wrong_update_of_a_small_learning_rate_is_found() -> None:
-    result = proven_with({"lr": 1e-13}, {"lr": 2e-13})
-    assert result.worst["parameters"].error < 1e-12
-    assert result.cause.startswith("after step 1: updates (")
-
-
-def test_another_optimizer_state_is_found_though_parameters_are_equal() -> None:
-    result = proven_with({"lr": 0.0, "momentum": 0.9}, {"lr": 0.0, "momentum": 0.8})
-    assert result.error("parameters") == 0.0
-    assert result.cause.startswith("after step 2: optimizer (")
-    assert ": momentum_buffer) differ" in result.cause
-
-
 @dataclass(frozen=True)
 class OtherNorm(Shards):
     """Finds the norm of all gradients to be ``factor`` times as large."""
@@ -224,23 +197,6 @@ def test_a_run_in_eval_mode_is_verified_in_eval_mode_by_its_outputs() -> None:
     assert "in eval mode, without gradients" in check(prepare(replace(config, eval=False))).cause
     right = check(prepare(RunConfig("whole", virtual=2, eval=True)))
     assert (right.passed, right.error("gradients")) == (True, None)
-
-
-@pytest.mark.parametrize(
-    "is_rare", [lambda module: not module.training, lambda _: not torch.is_grad_enabled()]
-)
-def test_what_differs_in_eval_mode_or_without_gradients_alone_is_found(
-    is_rare: Callable[[nn.Module], bool],
-) -> None:
-    def verified(factor: float) -> Result:
-        def wrong(model: nn.Module) -> Placed:
-            model.register_forward_hook(lambda module, args, x: x * factor if is_rare(module) else x)
-            return on_host(model)
-
-        return check(prepare(RunConfig("single", model=f"{planted.__file__}:Net")), Planted(wrong))
-
-    assert "(30 rows: in eval mode, without gradients): outputs differ by 1.0e-01" in verified(1.1).cause
-    assert (verified(1.0).passed, verified(1.0).steps) == (True, 5), "evaluations are no steps"
 
 
 class DrawsInEval(nn.Linear):

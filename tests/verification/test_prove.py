@@ -87,34 +87,6 @@ def test_a_loss_that_reaches_no_parameter_in_one_batch_is_compared() -> None:
     assert dpexp.prove(model, data_parallel, batches(8, 5, 8), loss, devices=DEVICES).passed
 
 
-class Rare(nn.Linear):
-    """Is wrong where ``is_rare`` says so."""
-
-    is_rare: Any = None
-
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        outputs = super().forward(inputs)
-        return 1.1 * outputs if self.is_rare(inputs) else outputs
-
-
-@pytest.mark.parametrize(
-    ("is_rare", "where"),
-    [
-        (lambda module, inputs: len(inputs) == 1, "1 row: one row in all"),
-        (lambda module, inputs: torch.equal(inputs[0], inputs[-1]) and len(inputs) > 1, "all rows alike"),
-        (lambda module, inputs: not module.training, "in eval mode, without gradients"),
-    ],
-    ids=["one row", "rows alike", "eval"],
-)
-def test_what_the_given_batches_do_not_take_is_proven_too(is_rare: Any, where: str) -> None:
-    def wrong(model: Any, devices: list[torch.device]) -> nn.Module:
-        model.block2.__class__ = type("Rarely", (Rare,), {"is_rare": is_rare})
-        return model  # type: ignore[no-any-return]
-
-    with pytest.raises(VerificationError, match=where):
-        dpexp.prove(Blocks(10, 20, 20), wrong, batches(), nn.functional.mse_loss)
-
-
 @pytest.mark.gpu
 def test_a_model_that_is_on_a_gpu_is_proven_as_well() -> None:
     gpu = accelerators()[0]

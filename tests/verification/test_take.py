@@ -1,4 +1,4 @@
-"""Take: a state that changes between steps, gradients that are zero, and accelerators that round otherwise."""
+"""Take: a state that changes between steps, gradients of zero, and accelerators that round otherwise."""
 
 from functools import partial
 from typing import Any

@@ -48,10 +48,10 @@ class Recurrent(nn.Module):
         return self.head(functional.dropout(last, 0.2, self.training))
 
 
-def prove(model: nn.Module, lay_out: Any, devices: list[torch.device] = DEVICES, mesh: Any = None) -> Result:
+def prove(model: nn.Module, lay_out: Any, devices: list[torch.device] = DEVICES) -> Result:
     torch.manual_seed(0)
     batches = [(torch.randn(rows, 5), torch.randn(rows, 2)) for rows in (12, 7, 12)]
-    return dpexp.prove(model, lay_out, batches, functional.mse_loss, devices=devices, mesh=mesh)
+    return dpexp.prove(model, lay_out, batches, functional.mse_loss, devices=devices)
 
 
 def changed(change: Callable[[Any], object], around: Any = DataParallel) -> Any:
