@@ -47,7 +47,8 @@ class Judge:
         self.limits = self.unmeasured
         found = self._over(step, kinds)
         while found is not None and measured and math.isfinite(found.apart) and len(noise) < draws:
-            own = max(self.limits.noise.get((found.kind, found.tensor), (0.0,)))
+            of_kind = (each for key, each in self.limits.noise.items() if key[0] == found.kind)
+            own = max((max(each, default=0.0) for each in of_kind), default=0.0)
             if 0 < CERTAIN * min(self.group.all_gather(own)) < found.apart:
                 break
             kinds, of_draw = measured(len(noise))
