@@ -20,6 +20,7 @@ from dpexp.strategies.placed import Placed
 from dpexp.training.optimizer_choice import OwnOptimizer
 from dpexp.training.trainer import Trainer
 from dpexp.verification.compare import Limits
+from dpexp.verification.judge import Judge
 from dpexp.verification.model_copy import copied
 from dpexp.verification.single_device import SingleDevice, in_dtype
 from dpexp.verification.take import Take
@@ -29,7 +30,8 @@ def test_parameters_that_change_between_two_steps_are_found_by_the_next() -> Non
     model, objective = Net().double(), Objective(loss=functional.mse_loss)
     optimizer = OwnOptimizer(partial(torch.optim.SGD, lr=0.1))
     layout = Trainer(on_host(model), objective.loss, optimizer)
-    take = Take(layout, SingleDevice(copied(model, torch.float64), objective, optimizer), Limits(1e-12))
+    single = SingleDevice(copied(model, torch.float64), objective, optimizer)
+    take = Take(layout, single, Judge(Limits(1e-12), layout.group))
     batches = [in_dtype(batch, torch.float64) for batch in random_batches(8, 5, 8)]
     assert [take.step(batch, batch) for batch in batches[:2]] == [None, None]
     with torch.no_grad():
