@@ -108,7 +108,7 @@ def hybrid(**values: Any) -> Prepared:
 def test_a_right_layout_is_verified_in_the_rows_of_its_batches(values: dict[str, Any]) -> None:
     result = verify(hybrid(**values))
     assert result.passed, result.cause
-    assert "embedding was compared in the" in "; ".join(result.notes)
+    assert "embedding was compared in" in "; ".join(result.notes)
     assert "of its 300 rows" in "; ".join(result.notes)
 
 
