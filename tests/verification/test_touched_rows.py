@@ -108,7 +108,7 @@ def hybrid(**values: Any) -> Prepared:
 def test_a_right_layout_is_verified_in_the_rows_of_its_batches(values: dict[str, Any]) -> None:
     result = verify(hybrid(**values))
     assert result.passed, result.cause
-    assert "embedding was compared in the" in "; ".join(result.notes)
+    assert "embedding was compared in" in "; ".join(result.notes)
     assert "of its 300 rows" in "; ".join(result.notes)
 
 
@@ -130,7 +130,7 @@ class Masks(nn.Module):
 def test_other_rows_in_eval_mode_are_compared_in_the_full_table() -> None:
     result = verify(hybrid(model=f"{__file__}:Masks", host=["table"], batch_size=10))
     assert result.passed, result.cause
-    assert "was compared in the" not in "; ".join(result.notes)
+    assert "was compared in" not in "; ".join(result.notes)
 
 
 class WrongBackward(nn.Module):
