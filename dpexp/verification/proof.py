@@ -270,7 +270,7 @@ class Proof:
     def _in_training(self) -> tuple[Failure | None, Mode | None]:
         """Chunk by chunk in training mode: the first mode that passes, or else the strict one's failure."""
         batches = [each for each in self._batches if self._single.chunks.smallest(each.rows) > 1]
-        errors, first, hint = dict(self._take.judge.errors), None, ""
+        errors, first = dict(self._take.judge.errors), None
         if not batches:
             self._take.restart()
             self._take.judge.errors = errors
@@ -291,15 +291,15 @@ class Proof:
                 return None, None
             if failure is None:
                 if mode.note == OTHER_NUMBERS and self._are_correlated(batches[0]):
-                    who = "ranks" if self.group.size > 1 else "replicas"
-                    hint = f"the {who} draw the same random numbers: seed the generator of each differently"
                     break
                 if mode.note:
                     self._note(f"in training mode, {mode.note}")
                 return None, mode
             first = first or (failure, dict(self._take.judge.errors), self._take.steps)
         failure, self._take.judge.errors, self._take.steps = first  # type: ignore[misc]
-        failure.hint = hint
+        if self._nature.drawing and self._are_correlated(batches[0]):
+            who = "ranks" if self.group.size > 1 else "replicas"
+            failure.hint = f"the {who} draw the same random numbers: seed the generator of each differently"
         return failure, None
 
     def _are_correlated(self, batch: Batch) -> bool:
