@@ -1,7 +1,6 @@
-"""Verification: the same step in a layout and on a single device, side by side.
+"""Verification: a step of a layout, and the same step of a single device from the layout's own state.
 
-``equivalence`` verifies a model of a run, ``prove`` that of a user's script; ``side_by_side`` takes the steps
-and ``compare`` has their errors; ``diagnosis`` says where they differ. It knows no config of a run.
-``engine`` and the public ``prove`` import it; it imports ``training`` and what lies below. Start reading in
-``equivalence``.
+``take`` is one such step; a ``proof`` is a list of them on copies, ``own_steps`` are those of a run; ``compare``
+has their errors, ``diagnosis`` says where they begin. It knows no config of a run. ``engine`` and the public
+``prove`` import it; it imports ``training`` and what lies below. Start reading in ``take``.
 """

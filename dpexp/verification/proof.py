@@ -297,6 +297,9 @@ class Proof:
                 return None, mode
             first = first or (failure, dict(self._take.judge.errors), self._take.steps)
         failure, self._take.judge.errors, self._take.steps = first  # type: ignore[misc]
+        if self._nature.drawing and self._are_correlated(batches[0]):
+            who = "ranks" if self.group.size > 1 else "replicas"
+            failure.hint = f"the {who} draw the same random numbers: seed the generator of each differently"
         return failure, None
 
     def _are_correlated(self, batch: Batch) -> bool:

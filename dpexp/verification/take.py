@@ -80,6 +80,10 @@ class Failure:
     found: Step = field(default_factory=Step)
     expected: Step = field(default_factory=Step)
     text: str = ""
+    before: Tensors = field(default_factory=dict)
+    """The parameters from which an optimizer's step began that differs."""
+    hint: str = ""
+    """What is known of the cause before the difference is located."""
 
 
 class SingleDeviceError(Exception):
@@ -204,7 +208,10 @@ class Take:
             return None
         with kept_globals():
             failed = self._judged_update(self._forwarded, self._found.gradients)
-        return Failure(failed, self._batch, self._found, self._expected) if failed else None
+        if failed is None:
+            return None
+        before = self._forwarded.parameters
+        return Failure(failed, self._batch, self._found, self._expected, before=before)
 
     def step(
         self, batch: Batch, part: Batch, inside: AbstractContextManager[object] | None = None

@@ -1,49 +1,43 @@
-"""Agreement: parts of a diagnosis that may raise on any rank, without another rank waiting for it.
-
-rank 0   all_gather | all_gather                            -> rank 1's error
-rank 1   all_gather | raises, then all_gather of its error  -> its error
-"""
+"""Agreement: what ranks gather while they diagnose. None waits for one that raises; all get its error."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import TypeVar
 
 from dpexp.config.errors import describe
 from dpexp.distributed.process_group import ProcessGroup
 
+_T = TypeVar("_T")
 
-class _PeerError(Exception):
-    """Another rank has raised."""
+
+class LocateError(Exception):
+    """A rank has raised."""
 
 
 class Agreement:
-    """What the ranks gather while they diagnose: all of them come to the same text, or to the same error."""
+    """Every rank must call its methods in the same order; all come to the same text."""
 
     def __init__(self, group: ProcessGroup) -> None:
         self._group = group
 
-    def all_gather(self, value: Any) -> list[Any]:
-        """The value of every rank, by rank. Raises where a rank has raised instead."""
-        return self._all_gather(value, "")
-
-    def text_of(self, what: str, part: Callable[[], str]) -> str:
-        """What the part returns on every rank, or which error has ended it; every rank must call this.
-
-        Errors of any kind: what they would hide is a difference that is known already.
-        """
+    def all_gather(self, part: Callable[[], _T]) -> list[_T]:
+        """What the part returns on every rank, by rank. Raises LocateError on all of them where it raises."""
+        own, error = list[_T](), ""
         try:
-            return str(self.all_gather(part())[0])
-        except _PeerError as error:
-            return f"{what}: not located, {error}"
-        except Exception as error:
-            try:
-                self._all_gather(None, describe(error))
-            except _PeerError as first:
-                return f"{what}: not located, {first}"
-            raise
-
-    def _all_gather(self, value: Any, error: str) -> list[Any]:
-        by_rank = self._group.all_gather((value, error))
+            own = [part()]
+        except Exception as raised:  # of any kind: it is the user's model
+            error = describe(raised)
+        by_rank = self._group.all_gather((own, error))
         for rank, (_, text) in enumerate(by_rank):
             if text:
-                raise _PeerError(f"rank {rank} raised {text}" if len(by_rank) > 1 else text)
-        return [each for each, _ in by_rank]
+                raise LocateError(f"rank {rank} raised {text}" if len(by_rank) > 1 else text)
+        return [each for found, _ in by_rank for each in found]
+
+    @staticmethod
+    def text_of(what: str, part: Callable[[], str]) -> str:
+        """What the part returns, or which error has ended it: the difference that it explains is known."""
+        try:
+            return part()
+        except LocateError as error:
+            return f"{what}: not located, {error}"
+        except Exception as error:  # of any kind: on every rank, since all have gathered the same
+            return f"{what}: not located, {describe(error)}"

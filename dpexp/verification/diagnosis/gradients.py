@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 
-from dpexp.data.batch import Batch
+from dpexp.config.alike import listed
 from dpexp.strategies.modules.wrappers import parts
 from dpexp.verification.compare import Difference, Tensors, parts_of, worst
 from dpexp.verification.diagnosis import patterns
@@ -20,10 +21,11 @@ from dpexp.verification.take import Failure, Take
 
 UNKNOWN = (2, 3, 4)
 """How many shards are tried, where a layout does not say how many it makes."""
-
-
 BESIDE = 1e-5
 """Smaller errors beside a large one are the rounding of a narrower type, in which a module computes."""
+
+_Shape: TypeAlias = tuple[str, bool]
+"""What the gradients of a rank look like, in words, and whether they are those of its own rows."""
 
 
 class FirstGradient:
@@ -31,153 +33,123 @@ class FirstGradient:
 
     def __init__(self, sides: Take, failure: Failure, ranks: Agreement) -> None:
         self.sides, self.failure, self.group, self.limits = sides, failure, sides.group, sides.judge.limits
+        self.found, self.expected = failure.found.gradients, failure.expected.gradients
         self._ranks, self.pattern = ranks, ""
 
     def text(self) -> str:
         """The first parameter in backward order whose gradient differs."""
-        if not self.failure.expected.gradients:
+        if not self.expected:
             return ""
         apart: dict[str, Difference] = {}
-        for of_rank in self._ranks.all_gather(self._judged()):
+        for of_rank in self._ranks.all_gather(self._judged):
             apart |= {name: worst([each, apart.get(name, each)]) for name, each in of_rank.items()}
-        order = [*dict.fromkeys(self.failure.expected.order), *sorted(apart)]
-        wrong = {name for name, each in apart.items() if each.ratio > 1}
-        least = BESIDE * min(1.0, max((apart[name].error for name in wrong), default=0.0))
-        names = list(dict.fromkeys(name for name in order if name in wrong and apart[name].error >= least))
+        wrong = {name: each.error for name, each in apart.items() if each.ratio > 1}
+        least = BESIDE * min(1.0, max(wrong.values(), default=0.0))
+        order = dict.fromkeys([*self.failure.expected.order, *sorted(wrong)])
+        names = [name for name in order if wrong.get(name, -1) >= least]
         if not names:
             return ""
-        first = apart[names[0]].error
+        first = wrong[names[0]]
         error = f" (by {first:.1e})" if math.isfinite(first) else ""
         if self.failure.worst.kind in ("gradients", "loss"):
-            self.pattern = self._pattern_of_gradients(names)
+            self.pattern = self._pattern(names)
         return f"the first gradient in backward order that differs is of parameter '{names[0]}'{error}"
 
     def _judged(self) -> dict[str, Difference]:
         """The error of each gradient of this rank."""
-        parts = parts_of(self.failure.found.gradients, self.failure.expected.gradients)
-        return self.limits.judge("gradients", self.sides.steps, parts)
+        return self.limits.judge("gradients", self.sides.steps, parts_of(self.found, self.expected))
 
-    def _pattern_of_gradients(self, names: Sequence[str]) -> str:
+    def _pattern(self, names: Sequence[str]) -> str:
         """What the gradients look like on each rank, in one text."""
-        shapes: list[_Shape] = self._ranks.all_gather(self._shape(names))
-        by_dp_rank = self.group.one_of_each_dp_rank(shapes)
-        if self.group.dp_size > 1 and all(shape.is_own(dp_rank) for dp_rank, shape in enumerate(by_dp_rank)):
-            return "each rank has the gradient of its own rows: the sum over ranks is missing"
+        shapes = self._ranks.all_gather(lambda: self._shape(names))
+        if self.group.dp_size > 1 and all(is_own for _, is_own in self.group.one_of_each_dp_rank(shapes)):
+            return (
+                f"each rank has the gradient of its own rows: the sum over ranks is missing{self._of_ddp()}"
+            )
         if self._is_part(names[0]):
             return "each rank has a part of it: the sum over the ranks that share rows is missing"
-        texts = [shape.text() for shape in shapes]
+        texts = [text for text, _ in shapes]
         if len(set(texts)) == 1:
             return texts[0]
         return "; ".join(f"on rank {rank} {text}" for rank, text in enumerate(texts) if text)
+
+    def _of_ddp(self) -> str:
+        """Why DistributedDataParallel, where it is in the layout, has not summed these gradients."""
+        layout = self.sides.layout
+        if not any(isinstance(part, DistributedDataParallel) for part in layout.placed.module.modules()):
+            return ""
+        unused = {n for n, each in layout.parameters().items() if each.requires_grad} - self.found.keys()
+        if unused:
+            return (
+                f". DistributedDataParallel waits for the gradient of {listed(sorted(unused))}, which gets "
+                "none: freeze it, or give find_unused_parameters=True"
+            )
+        return (
+            ". The hooks of DistributedDataParallel have not run: the model was cast or moved after it was "
+            "wrapped, no_sync is on, or the wrapper's forward is not called"
+        )
 
     def _is_part(self, name: str) -> bool:
         """Whether the gradients of ranks that compute the same rows add up to the right one."""
         if self.group.size == self.group.dp_size:
             return False
-        found = self._ranks.all_gather(self.failure.found.gradients.get(name))
-        expected = self.failure.expected.gradients.get(name)
-        parts = [found[rank] for rank in self.group.mesh.ranks_by_dp_rank[0]]
-        if expected is None or any(part is None or part.shape != expected.shape for part in parts):
+        found, expected = self._ranks.all_gather(lambda: self.found.get(name)), self.expected.get(name)
+        ranks = self.group.mesh.ranks_by_dp_rank[0]
+        terms = [term for rank in ranks if (term := found[rank]) is not None]
+        if expected is None or [term.shape for term in terms] != [expected.shape] * len(ranks):
             return False
-        together = parts_of({name: sum(parts[1:], parts[0])}, {name: expected})
+        together = parts_of({name: sum(terms[1:], terms[0])}, {name: expected})
         return self.limits.judge("gradients", self.sides.steps, together)[name].ratio <= 1
 
     def _shape(self, names: Sequence[str]) -> _Shape:
         """What the gradients of this rank look like: the first that fits, for all names or else the first."""
-        found, expected = self.failure.found.gradients, self.failure.expected.gradients
         judged = self._judged()
         wrong = [name for name in names if name in judged and judged[name].ratio > 1]
         if not wrong:
-            return _Shape(is_right=True)
-        if wrong[0] not in found:
-            return _Shape(is_missing=True)
-        counts = self._shard_counts()
-        in_chunks = self.sides.single.mode.in_chunks
-        for chosen in (wrong, wrong[:1]):
-            usable = [name for name in chosen if name in expected and name in found]
-            scale = patterns.factor(_vector(found, expected, usable), _vector(expected, expected, usable))
-            if scale is not None:
-                return _Shape(
-                    scale=scale, shards=self._count(counts), unit="rank" if self.group.size > 1 else "shard"
-                )
-        if in_chunks:  # which shards of shards may not fill
-            return _Shape()
-        return next((shape for count in counts if (shape := self._shares(wrong, count))), _Shape())
-
-    def _shares(self, names: Sequence[str], count: int) -> _Shape | None:
-        """The gradients as a sum of those of ``count`` shards."""
-        found, expected = self.failure.found.gradients, self.failure.expected.gradients
-        rows, weights, by_shard = self._gradients_of_shards(count)
-        for chosen in (names, names[:1]):
-            usable = [name for name in chosen if name in found and all(name in each for each in by_shard)]
-            columns = [_vector(each, expected, usable) for each in by_shard]
-            if not usable:
-                continue
-            pair = _vector(found, expected, usable), _vector(expected, expected, usable)
-            are_known = len(self._shard_counts()) == 1
-            shares = patterns.coefficients(*pair, columns, 1 if are_known else count)
-            if shares is not None:
-                unit = "rank" if self.group.dp_size > 1 else "shard"
-                return _Shape(shares=shares, rows=rows, weights=weights, unit=unit, are_known=are_known)
-        return None
-
-    def _gradients_of_shards(self, count: int) -> tuple[list[int], list[float], list[Tensors]]:
-        """The rows and the weight of each shard, and the single device's gradients of their loss."""
-        batch, parts = self.failure.batch, list[Batch]()
-        for piece in torch.arange(batch.rows).chunk(count):
-            parts.append(batch.sliced(slice(int(piece[0]), int(piece[-1]) + 1)))
-        gradients = [self.sides.single.gradients(part) for part in parts]
-        return [part.rows for part in parts], self.sides.single.objective.weights(parts), gradients
-
-    def _shard_counts(self) -> Sequence[int]:
-        """Into how many shards the layout splits a batch: one number where it says so."""
+            return "", False
+        if wrong[0] not in self.found:
+            return "the layout has no gradient for it", False
         pieces = max((part.pieces for part in parts(self.sides.layout.placed.module)), default=1)
         known = self.group.dp_size if self.group.dp_size > 1 else pieces
-        return (known,) if known > 1 else UNKNOWN
-
-    def _count(self, shards: Sequence[int]) -> int:
-        """The number that a factor may be: of the shards where it is known, or else of the ranks."""
-        return shards[0] if len(shards) == 1 else self.group.size
-
-
-@dataclass(frozen=True)
-class _Shape:
-    """What the gradients of a rank look like; without any field like nothing known."""
-
-    is_right: bool = False
-    is_missing: bool = False
-    scale: float | None = None
-    shards: int = 1
-    shares: Sequence[float] = ()
-    rows: Sequence[int] = ()
-    unit: str = "shard"
-    weights: Sequence[float] = ()
-    are_known: bool = True
-
-    def text(self) -> str:
-        """In words."""
-        if self.is_missing:
-            return "the layout has no gradient for it"
-        if self.scale is not None:
-            return patterns.of_factor(self.scale, self.shards, self.unit)
-        if not self.shares:
-            return ""
-        return patterns.of_coefficients(
-            self.shares, self.rows, self.unit, self.weights, are_known=self.are_known
+        for chosen in (wrong, wrong[:1]):
+            usable = [name for name in chosen if name in self.expected and name in self.found]
+            scale = patterns.factor(*self._vectors(usable, self.found, self.expected)) if usable else None
+            if scale is not None:
+                count = known if known > 1 else self.group.size
+                return patterns.of_factor(scale, count, "rank" if self.group.size > 1 else "shard"), False
+        if self.sides.single.mode.in_chunks:  # which shards of shards may not fill
+            return "", False
+        counts = (known,) if known > 1 else UNKNOWN
+        return next(
+            (shape for count in counts if (shape := self._shares(wrong, count, known > 1))), ("", False)
         )
 
-    def is_own(self, rank: int) -> bool:
-        """Whether it is a multiple of the gradient of this rank's rows."""
-        counted = [shard for shard, share in enumerate(self.shares) if not patterns.is_close(share, 0)]
-        return counted == [rank] or (rank >= len(self.rows) > 0 and not counted)
+    def _shares(self, names: Sequence[str], count: int, are_known: bool) -> _Shape | None:
+        """The gradients as a sum of those of ``count`` shards."""
+        batch, single = self.failure.batch, self.sides.single
+        pieces = torch.arange(batch.rows).chunk(count)
+        shards = [batch.sliced(slice(int(piece[0]), int(piece[-1]) + 1)) for piece in pieces]
+        rows, weights = [shard.rows for shard in shards], single.objective.weights(shards)
+        by_shard = [single.gradients(shard) for shard in shards]
+        for chosen in (names, names[:1]):
+            usable = [name for name in chosen if all(name in each for each in (self.found, *by_shard))]
+            if not usable:
+                continue
+            found, expected, *columns = self._vectors(usable, self.found, self.expected, *by_shard)
+            shares = patterns.coefficients(found, expected, columns, 1 if are_known else count)
+            if shares is not None:
+                unit, own = "rank" if self.group.dp_size > 1 else "shard", self.group.dp_rank
+                text = patterns.of_coefficients(shares, rows, unit, weights, are_known=are_known)
+                counted = [shard for shard, share in enumerate(shares) if not patterns.is_close(share, 0)]
+                return text, counted == [own] or (own >= len(rows) and not counted)
+        return None
+
+    def _vectors(self, names: Sequence[str], *sides: Tensors) -> list[torch.Tensor]:
+        """The gradients of these names as one vector for each side; of sparse ones the rows expected."""
+        return [torch.cat([_dense(side[name], self.expected[name]) for name in names]) for side in sides]
 
 
-def _vector(tensors: Tensors, like: Tensors, names: Sequence[str]) -> torch.Tensor:
-    """The tensors of these names as one vector; of sparse ones the rows that ``like`` has."""
-    flat = []
-    for name in names:
-        tensor, rows = tensors[name], like[name]
-        if rows.is_sparse:
-            tensor = tensor.index_select(0, rows.coalesce().indices()[0])
-        flat.append((tensor.to_dense() if tensor.is_sparse else tensor).flatten())
-    return torch.cat(flat)
+def _dense(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    if like.is_sparse:
+        tensor = tensor.index_select(0, like.coalesce().indices()[0])
+    return (tensor.to_dense() if tensor.is_sparse else tensor).flatten()

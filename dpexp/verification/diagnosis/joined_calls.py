@@ -1,16 +1,38 @@
 """Joined calls: the outputs of one module call in all replicas and ranks, as a single device has them."""
 
 from collections.abc import Sequence
-from functools import partial
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 
+from dpexp.strategies.shards import full_output
 from dpexp.verification.compare import distance
 from dpexp.verification.recorder import Calls
 
 Key: TypeAlias = tuple[str, int]
 """A module's name, and the number of wrappers around it."""
+Outputs: TypeAlias = Sequence[torch.Tensor]
+
+
+def local_calls(calls: Calls) -> Calls:
+    """The calls of this rank with plain tensors, its own parts of DTensors; terms of a sum are left out."""
+    return {
+        key: {replica: [_local(outputs) for outputs in of] for replica, of in replicas.items()}
+        for key, replicas in calls.items()
+    }
+
+
+def _local(outputs: Sequence[Any]) -> list[torch.Tensor]:
+    if any(each.is_partial() for tensor in outputs for each in getattr(tensor, "placements", ())):
+        return []
+    return [full_output(each.to_local() if hasattr(each, "placements") else each) for each in outputs]
+
+
+def joined_chunks(chunks: Sequence[Outputs]) -> list[torch.Tensor]:
+    """The outputs of a single device that computed the rows in chunks, as if it had computed them at once."""
+    if len(chunks) == 1:
+        return [*chunks[0]]
+    return [torch.cat(each) if each[0].dim() else torch.stack(each) for each in zip(*chunks, strict=True)]
 
 
 def joined_call(
@@ -19,42 +41,35 @@ def joined_call(
     key: Key,
     call: int,
     calls: int,
-    wanted: Sequence[torch.Tensor],
+    wanted: Outputs,
     rows: Sequence[int],
 ) -> list[torch.Tensor] | None:
     """The outputs of a call, of all replicas and ranks together; None where they cannot be joined.
 
     ``rows`` are those of the batch, by ``dp_rank``.
     """
-    parts: list[list[Sequence[torch.Tensor]]] = []  # of the rows; of each the outputs of its ranks
+    parts: list[list[Outputs]] = []  # of the rows; of each the outputs of its ranks
     for ranks in ranks_by_dp_rank:
         made = [each for rank in ranks for _, each in sorted(by_rank[rank].get(key, {}).items())]
         if calls == 1:
             made = [_one_call(each) for each in made]
         if any(len(each) != calls or len(each[call]) != len(wanted) for each in made):
             return None
-        pieces: list[Sequence[torch.Tensor]] = [each[call] for each in made]
+        if 0 < len(made) < len(ranks) and made[0][call][0].shape != wanted[0].shape:
+            return None  # a part, without those of the other ranks
+        pieces: list[Outputs] = [each[call] for each in made]
         parts.extend([pieces] if len(ranks) > 1 else [[piece] for piece in pieces])
+    share = any(len(pieces) > 1 for pieces in parts)
     everywhere = [[piece[index] for pieces in parts for piece in pieces] for index in range(len(wanted))]
-    is_split = partial(_is_split, () if any(len(pieces) > 1 for pieces in parts) else rows)
-    if any(map(is_split, everywhere, wanted)):
-        return [_of_split(is_split(*pair), *pair) for pair in zip(everywhere, wanted, strict=True)]
+    are_split = [_are_split(() if share else rows, *pair) for pair in zip(everywhere, wanted, strict=True)]
+    if any(are_split):
+        return [_of_split(*each) for each in zip(are_split, everywhere, wanted, strict=True)]
     together = [
         _cat([_of_rows([piece[index] for piece in pieces], expected) for pieces in parts if pieces], expected)
         for index, expected in enumerate(wanted)
     ]
     complete = [tensor for tensor in together if tensor is not None]
     return complete if complete and len(complete) == len(wanted) else None
-
-
-def joined_chunks(chunks: Sequence[Sequence[torch.Tensor]]) -> list[torch.Tensor]:
-    """The outputs of a single device that computed the rows in chunks, as if it had computed them at once."""
-    pieces = zip(*chunks, strict=True)
-    return (
-        [torch.cat(each) if each[0].dim() else torch.stack(each) for each in pieces]
-        if len(chunks) > 1
-        else [*chunks[0]]
-    )
 
 
 def _one_call(calls: list[list[torch.Tensor]]) -> list[list[torch.Tensor]]:
@@ -65,68 +80,61 @@ def _one_call(calls: list[list[torch.Tensor]]) -> list[list[torch.Tensor]]:
     return [[torch.cat(micro_batches) for micro_batches in zip(*calls, strict=True)]]
 
 
-def _cat(pieces: Sequence[torch.Tensor], expected: torch.Tensor) -> torch.Tensor | None:
+def _cat(pieces: Outputs, expected: torch.Tensor) -> torch.Tensor | None:
     """The pieces along the dimension that gives the expected shape; None if there is none."""
     if len(pieces) == 1:  # a vector of the scalars of shards cannot be compared here
         return None if expected.dim() == 0 < pieces[0].dim() else pieces[0]
-    if not pieces or any(piece.dim() != expected.dim() for piece in pieces):
-        return None
-    for dim in range(expected.dim()):
-        others = [_without(tuple(piece.shape), dim) for piece in pieces]
-        is_complete = sum(piece.shape[dim] for piece in pieces) == expected.shape[dim]
-        if is_complete and all(other == _without(tuple(expected.shape), dim) for other in others):
-            return torch.cat([piece.to("cpu") for piece in pieces], dim)
-    return None
+    dims = [dim for dim in range(expected.dim()) if pieces and _fit(pieces, expected, dim)]
+    return torch.cat([piece.cpu() for piece in pieces], dims[0]) if dims else None
 
 
-def _is_split(rows: Sequence[int], pieces: Sequence[torch.Tensor], expected: torch.Tensor) -> bool:
+def _fit(pieces: Outputs, expected: torch.Tensor, dim: int) -> bool:
+    """Whether the pieces, side by side along a dimension, have the expected shape."""
+    shapes, wanted = [list(piece.shape) for piece in pieces], list(expected.shape)
+    if any(len(shape) != len(wanted) for shape in shapes):
+        return False
+    sizes, size = [shape.pop(dim) for shape in shapes], wanted.pop(dim)
+    return sum(sizes) == size and all(shape == wanted for shape in shapes)
+
+
+def _are_split(rows: Sequence[int], pieces: Outputs, expected: torch.Tensor) -> bool:
     """Whether ranks share out the rows otherwise than a batch: by expert, say.
 
     ``rows`` of a batch has each of them, unless ranks share these.
     """
-    if len(pieces) < 2 or any(piece.dim() != expected.dim() or not piece.dim() for piece in pieces):
-        return False
-    shapes = {tuple(piece.shape[1:]) for piece in pieces} | {tuple(expected.shape[1:])}
-    if len(shapes) > 1 or sum(map(len, pieces)) != len(expected):
-        return False
-    if rows and len(rows) != len(pieces):
+    if len(pieces) < 2 or not expected.dim() or not _fit(pieces, expected, 0):
         return False
     shares = zip(pieces, rows, strict=False)
-    return not rows or any(len(piece) * sum(rows) != share * len(expected) for piece, share in shares)
+    is_otherwise = any(len(piece) * sum(rows) != share * len(expected) for piece, share in shares)
+    return not rows or (len(rows) == len(pieces) and is_otherwise)
 
 
-def _of_split(is_split: bool, pieces: Sequence[torch.Tensor], expected: torch.Tensor) -> torch.Tensor:
+def _of_split(are_split: bool, pieces: Outputs, expected: torch.Tensor) -> torch.Tensor:
     """What ranks that share out the rows have together.
 
     They may have the rows in an order of their own: the same numbers are enough. A count of rows is a sum.
     """
-    if is_split:
-        found, wanted = torch.cat([piece.to("cpu") for piece in pieces]), expected.to("cpu")
-        if found.is_complex() or distance(found, wanted) == 0:
+    if are_split:
+        found = torch.cat([piece.cpu() for piece in pieces])
+        if found.is_complex() or distance(found, expected) == 0:
             return found
-        arranged = torch.empty_like(wanted, dtype=found.dtype).flatten()
-        return arranged.index_copy_(0, wanted.flatten().argsort(), found.flatten().sort().values).view_as(
-            wanted
-        )
+        order, values = expected.cpu().flatten().argsort(), found.flatten().sort().values
+        return torch.empty_like(values).index_copy_(0, order, values).view_as(expected)
     candidates = [_of_rows(pieces, expected)]
     if all(piece.shape == expected.shape for piece in pieces):
-        candidates.append(torch.stack([piece.to("cpu") for piece in pieces]).sum(0).to(expected.dtype))
+        candidates.append(torch.stack([piece.cpu() for piece in pieces]).sum(0).to(expected.dtype))
     return min(candidates, key=lambda found: distance(found, expected))
 
 
-def _without(shape: tuple[int, ...], dim: int) -> tuple[int, ...]:
-    return shape[:dim] + shape[dim + 1 :]
-
-
-def _of_rows(pieces: Sequence[torch.Tensor], expected: torch.Tensor) -> torch.Tensor:
+def _of_rows(pieces: Outputs, expected: torch.Tensor) -> torch.Tensor:
     """The output for one part of the rows, of ranks that have shards side by side, or all of it each.
 
     Of the latter it is the one that is furthest from what is expected.
     """
-    first = pieces[0]
-    for dim in range(1, first.dim() if first.dim() == expected.dim() and len(pieces) > 1 else 0):
-        if sum(piece.shape[dim] for piece in pieces) == expected.shape[dim]:
-            return torch.cat([piece.to("cpu") for piece in pieces], dim)
+    if len(pieces) > 1 and pieces[0].dim() == expected.dim():
+        for dim in range(1, expected.dim()):
+            if sum(piece.shape[dim] for piece in pieces) == expected.shape[dim]:
+                return torch.cat([piece.cpu() for piece in pieces], dim)
     if any(piece.shape != expected.shape for piece in pieces):
-        return first
+        return pieces[0]
     return max(pieces, key=lambda piece: distance(piece, expected))

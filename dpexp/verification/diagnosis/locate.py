@@ -5,12 +5,16 @@ A failed step has kept the outputs of every module call and the gradients of bot
 
 from __future__ import annotations
 
-from itertools import chain
+from collections.abc import Mapping
 
+import torch
 from torch import nn
 
 from dpexp.config.ranges import plural
+from dpexp.data.halves import no_mean_over_rows
+from dpexp.verification.alone import alone
 from dpexp.verification.compare import Tensors, distance
+from dpexp.verification.diagnosis import patterns
 from dpexp.verification.diagnosis.agreement import Agreement
 from dpexp.verification.diagnosis.gradients import FirstGradient
 from dpexp.verification.diagnosis.modules import FirstModule
@@ -42,6 +46,7 @@ class Locator:
         of_module = self._ranks.text_of("the first module", module.text)
         of_gradient = [self._ranks.text_of("the first gradient", gradient.text), gradient.pattern]
         located = [of_module, *of_gradient] if module.is_sure else [*of_gradient, of_module]
+        located += [self.failure.hint or self._ranks.text_of("the loss", self._of_loss)]
         return "; ".join(filter(None, (start, *located)))
 
     def _difference(self) -> str:
@@ -56,23 +61,76 @@ class Locator:
         shown = "" if when else f" ({f'{counted}: {made}' if made else counted})"
         return f"{when}step {failed.step}{shown}: {name} {verb} by {failed.error:.1e}"
 
-    # --- buffers, parameters and the optimizer's state ---
+    # --- what only some kinds show ---
+
+    def _of_loss(self) -> str:
+        """That the loss is no mean over rows, where the rows are split; a hint that is known already."""
+        failed, single, batch = self.failure.worst, self.sides.single, self.failure.batch
+        output = self.failure.expected.outputs.get(failed.tensor)
+        is_scalar = failed.kind == "outputs" and output is not None and not output.dim()
+        if not single.chunks.splits or not (is_scalar or failed.kind in ("loss", "gradients")):
+            return ""
+        with alone():
+            return no_mean_over_rows(self.model, single.objective, batch)
 
     def _of_tensor(self) -> str:
-        """What is wrong with a tensor after a step."""
-        tensor = self.failure.worst.tensor
-        if self.failure.worst.kind == "optimizer":
+        """What is wrong with a buffer, or with what the optimizer has made."""
+        tensor, kind = self.failure.worst.tensor, self.failure.worst.kind
+        if kind == "optimizer":
             return ""
-        is_buffer = self.failure.worst.kind == "buffers"
-        found: Tensors = self.sides.layout.buffers() if is_buffer else self.sides.layout.full_parameters()
+        layout, is_buffer = self.sides.layout, kind == "buffers"
         before = dict(self.model.state_dict(keep_vars=True)) | dict(self.model.named_buffers())
-        texts = []
-        if tensor not in found:
-            texts.append("it is missing in the layout")
-        elif tensor in before and distance(found[tensor], before[tensor]) == 0:
-            writer = (
+
+        def stale() -> bool | None:
+            found = layout.buffers() if is_buffer else layout.full_parameters()
+            return (
+                tensor in before and distance(found[tensor], before[tensor]) == 0 if tensor in found else None
+            )
+
+        by_rank = self._ranks.all_gather(stale)
+        if all(each is None for each in by_rank):
+            return "it is missing in the layout"
+        if any(by_rank):
+            return (
                 "it is stale, as it was before the first step" if is_buffer else "the optimizer left it out"
             )
-            texts.append(writer)
-        by_rank: list[list[str]] = self._ranks.all_gather(texts)
-        return next(chain.from_iterable(by_rank), "")
+        return "" if is_buffer else self._of_updates()
+
+    def _of_updates(self) -> str:
+        """By which factor each rank's parts of the parameters have been updated."""
+        layout, before = self.sides.layout, self.failure.before
+        expected = self.sides.single.trainer.full_parameters()
+        found = self._ranks.all_gather(lambda: _update_factor(layout.parameters(), expected, before))
+        factors = [factor for factor, _ in found if factor is not None]
+        if len(factors) < len(found):
+            return ""
+        if len(set(factors)) == 1:
+            return f"its update is {factors[0]:.6g} times the single device's"
+        numbers = ", ".join(f"{factor:.4g}" for factor in factors)
+        text = f"on each rank its own part has been updated by {numbers} times what a single device does"
+        if not all(is_sharded for _, is_sharded in found):
+            return text
+        return f"{text}: the optimizer computes with a number of its own shard (a norm, a mean), not of all"
+
+
+def _update_factor(
+    parameters: Mapping[str, nn.Parameter], expected: Tensors, before: Tensors
+) -> tuple[float | None, bool]:
+    """How many times too large the updates of this rank are, and whether it has shards of parameters."""
+    from torch.distributed.tensor import DTensor, distribute_tensor
+
+    pairs, is_sharded = list[tuple[torch.Tensor, torch.Tensor]](), False
+    for name, parameter in parameters.items():
+        own, wanted, start = (
+            each.detach().cpu().double() for each in (parameter, expected[name], before[name])
+        )
+        if isinstance(own, DTensor):
+            mesh, placements, is_sharded = own.device_mesh, own.placements, True
+            wanted, start = (
+                distribute_tensor(each, mesh, placements, src_data_rank=None).to_local()
+                for each in (wanted, start)
+            )
+            own = own.to_local()
+        pairs.append(((own - start).flatten(), (wanted - start).flatten()))
+    made, right = (torch.cat(each) for each in zip(*pairs, strict=True))
+    return patterns.factor(made, right), is_sharded

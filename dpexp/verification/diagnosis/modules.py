@@ -14,13 +14,11 @@ import torch
 from dpexp.verification.compare import relative_error, whole_error
 from dpexp.verification.diagnosis import patterns
 from dpexp.verification.diagnosis.agreement import Agreement
-from dpexp.verification.diagnosis.full_calls import full_calls
 from dpexp.verification.diagnosis.gradients import BESIDE
-from dpexp.verification.diagnosis.joined_calls import Key, joined_call, joined_chunks
+from dpexp.verification.diagnosis.joined_calls import Key, Outputs, joined_call, joined_chunks, local_calls
 from dpexp.verification.recorder import Calls, widened
 from dpexp.verification.take import Failure, Take
 
-Outputs: TypeAlias = Sequence[torch.Tensor]
 Error: TypeAlias = Callable[[torch.Tensor, torch.Tensor], float]
 
 
@@ -34,8 +32,8 @@ class FirstModule:
 
     def text(self) -> str:
         """The first module in forward order whose output differs: as a whole, or else in a part."""
-        full = full_calls(self.failure.found.calls, self._ranks)
-        by_rank: list[Calls] = self._ranks.all_gather(full if self._has_rows() else {})
+        calls = self.failure.found.calls
+        by_rank = self._ranks.all_gather(lambda: local_calls(calls) if self._has_rows() else {})
         for error in (whole_error, _error_of_parts):
             wrong, right = self._judged_modules(by_rank, error)
             sure = [number for number, name in wrong.items() if not _around(name) & right]
@@ -68,7 +66,7 @@ class FirstModule:
             wanted = joined_chunks([each[counts[key]] for each in of_chunks])
             for found_key in self._levels(by_rank, key[0]):
                 found = joined_call(by_rank, together, found_key, counts[key], calls, wanted, rows)
-                if found is not None and len(found) == len(wanted):
+                if found is not None:
                     yield found_key, found, wanted
             counts[key] += 1
 
@@ -90,7 +88,7 @@ class FirstModule:
         pairs = zip(found, wanted, strict=True)
         pair = next((f, w) for f, w in pairs if error(f, w) > self._limit)
         text = patterns.of_rows(_wide(pair[0]), _wide(pair[1]), self.group.size)
-        return f"the first output in forward order that differs is of {where}" + (f": {text}" if text else "")
+        return f"the first output in forward order that differs is of {where}{text and f': {text}'}"
 
 
 def _around(name: str) -> set[str]:

@@ -18,25 +18,18 @@ def check_finite(computed: Step, batch: Batch, step: int) -> None:
     """Raises NonfiniteError if the single device's loss in this step (from 1) is not finite."""
     if computed.loss is None or math.isfinite(computed.loss):
         return
+    counts, calls = Counter[tuple[str, int]](), list[tuple[str, Any]]()
+    for key in computed.modules:
+        name = f"module '{key[0]}'" if key[0] else "the model itself"
+        calls.append((name, computed.calls[key][-1][counts[key]]))
+        counts[key] += 1
+    values = [("the inputs", batch.inputs), *calls, ("the targets", batch.targets)]
+    source = next((name for name, value in values if not _is_finite(value)), "the loss")
     advice = ": try a smaller learning rate" if step > 1 else ""
     raise NonfiniteError(
         f"the loss of a single device is {computed.loss} in step {step} of the verification "
-        f"({plural(batch.rows, 'row')}); "
-        f"the first NaN or infinity comes from {_source(computed, batch)}{advice}"
+        f"({plural(batch.rows, 'row')}); the first NaN or infinity comes from {source}{advice}"
     )
-
-
-def _source(computed: Step, batch: Batch) -> str:
-    """The inputs, the first module whose output is not finite, the targets, or the loss."""
-    if not _is_finite(batch.inputs):
-        return "the inputs"
-    counts = Counter[tuple[str, int]]()
-    for key in computed.modules:
-        outputs = computed.calls[key][-1][counts[key]]
-        if not _is_finite(outputs):
-            return f"module '{key[0]}'" if key[0] else "the model itself"
-        counts[key] += 1
-    return "the loss" if _is_finite(batch.targets) else "the targets"
 
 
 def _is_finite(value: Any) -> bool:

@@ -123,59 +123,38 @@ def of_coefficients(
 def of_rows(found: torch.Tensor, expected: torch.Tensor, ranks: int = 1) -> str:
     """What outputs look like, by their rows (dimension 0); ``ranks`` have computed them."""
     if found.shape != expected.shape:
-        return _of_shapes(tuple(found.shape), tuple(expected.shape))
+        sizes, wanted = tuple(found.shape), tuple(expected.shape)
+        if sizes and wanted and sizes[1:] == wanted[1:] and sizes[0] < wanted[0]:
+            return f"it has {plural(sizes[0], 'row')} instead of {wanted[0]}: rows are dropped"
+        return f"its shape is {sizes} instead of {wanted}"
     scale = factor(found, expected)
     if scale is not None:
         return of_factor(scale, 1)
     if found.dim() == 0 or len(found) < 2:
         return ""
-    a, b = found.reshape(len(found), -1), expected.reshape(len(expected), -1)
+    a, b = _as_rows(found), _as_rows(expected)
     limit = CLOSE * float(torch.linalg.vector_norm(b)) / math.sqrt(len(b))
-    origin = _origins(a, b, limit)
     wrong = [row for row in range(len(a)) if not torch.linalg.vector_norm(a[row] - b[row]) <= limit]
-    if sorted(origin) == list(range(len(b))) and _are_distinct(b, limit):
+    where = ", ".join(_spans(wrong))
+    are_distinct = bool((torch.cdist(b, b).fill_diagonal_(math.inf) > limit).all())
+    nearest = torch.cdist(a, b).min(dim=1)
+    origin = torch.where(nearest.values <= limit, nearest.indices, -1).tolist()
+    if are_distinct and sorted(origin) == list(range(len(b))):
         order = ", ".join(_spans(origin))
         return f"its rows are in another order, those of the single device as {order}: shards are swapped"
-    where = ", ".join(_spans(wrong))
     if len(wrong) == len(a):
         return ""
-    if not _are_distinct(b, limit):  # which row it is does not show
-        return f"rows {where} differ, the others are right"
-    if not a[wrong].any():
+    if are_distinct and not a[wrong].any():  # or else it does not show which row it is
         why = "a sum over ranks is missing, or rows are dropped" if ranks > 1 else "rows are dropped"
         return f"rows {where} are zero, the others are right: {why}"
-    if all(origin[row] >= 0 for row in wrong):
-        return (
-            f"rows {where} repeat rows {', '.join(_spans([origin[row] for row in wrong]))}: rows are dropped"
-        )
+    if are_distinct and all(origin[row] >= 0 for row in wrong):
+        repeated = ", ".join(_spans([origin[row] for row in wrong]))
+        return f"rows {where} repeat rows {repeated}: rows are dropped"
     return f"rows {where} differ, the others are right"
 
 
-def _as_real_rows(rows: torch.Tensor) -> torch.Tensor:
-    return torch.view_as_real(rows).flatten(1) if rows.is_complex() else rows
-
-
-def _of_shapes(found: tuple[int, ...], expected: tuple[int, ...]) -> str:
-    if found and expected and found[1:] == expected[1:] and found[0] < expected[0]:
-        return f"it has {plural(found[0], 'row')} instead of {expected[0]}: rows are dropped"
-    return f"its shape is {found} instead of {expected}"
-
-
-def _origins(found: torch.Tensor, expected: torch.Tensor, limit: float) -> list[int]:
-    """For each row the row of the single device that it equals, -1 if there is none."""
-    apart = torch.cdist(_as_real_rows(found), _as_real_rows(expected))
-    # prefer the row itself: rows of the single device may be equal
-    apart.diagonal().sub_(limit)
-    nearest = apart.min(dim=1)
-    is_equal = nearest.values <= limit
-    return torch.where(is_equal, nearest.indices, -1).tolist()
-
-
-def _are_distinct(rows: torch.Tensor, limit: float) -> bool:
-    """Whether no two rows are equal, as those of masks and counts are."""
-    apart = torch.cdist(_as_real_rows(rows), _as_real_rows(rows))
-    apart.fill_diagonal_(math.inf)
-    return bool((apart > limit).all())
+def _as_rows(tensor: torch.Tensor) -> torch.Tensor:
+    return _as_real(tensor).reshape(len(tensor), -1)
 
 
 def _spans(rows: Sequence[int]) -> list[str]:

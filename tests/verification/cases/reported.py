@@ -8,7 +8,6 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import get_total_norm
 
-CAUSE = "it is caught, and its cause is not named"
 USED = "the optimizer has gathered parameters"
 WINDOW = "a window of accumulation is judged batch by batch"
 
@@ -73,7 +72,7 @@ class ClipsItsShard(Clips):
         return gradient.to_local() if hasattr(gradient, "to_local") else gradient
 
 
-@run("fsdp", optimizer=f"{HERE / 'reported.py'}:ClipsItsShard", words="optimizer", today=CAUSE)
+@run("fsdp", optimizer=f"{HERE / 'reported.py'}:ClipsItsShard", words="a number of its own shard")
 class ClippedByShard(Net):
     """SpecForge#663: the optimizer clips by the norm of this rank's own shards, not by that of all ranks."""
 
@@ -88,7 +87,7 @@ def there_and_back(module):
     return module.to(torch.float64 if kind == torch.float32 else torch.float32).to(kind)
 
 
-@run("ranks", words="its own rows")
+@run("ranks", words="it was wrapped")
 def cast_after(model):
     """pytorch#104336: a model that is cast after it was wrapped in DDP no longer reduces its gradients."""
     return there_and_back(DistributedDataParallel(model))
@@ -108,7 +107,7 @@ class Unused(Net):
         self.unused = nn.Linear(6, 4)
 
 
-@run("ranks", model="reported.Unused", words="unused.weight", today=CAUSE)
+@run("ranks", model="reported.Unused", words="unused.weight")
 def unused_parameter(model):
     """pytorch#128949: the bucket of a parameter that no loss uses is never reduced, and nothing is said."""
 
