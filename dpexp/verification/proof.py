@@ -123,7 +123,8 @@ class Proof:
 
     def _drew(self, quiet: frozenset[str]) -> bool:
         self._probe.set_mode(Mode(quiet))
-        self._probe.step(self._initial, self.batches[0])
+        step, _ = self._probe.step(self._initial, self.batches[0])
+        self._reached = step.gradients.keys()
         return self._probe.drew
 
     def _lay_out(self) -> None:
@@ -234,20 +235,17 @@ class Proof:
         A single device refuses it, in whole or in pieces; or a piece leaves a rank without a gradient, for
         which others wait.
         """
-        if self.pieces.count == 1:
-            return ""
+        if self.pieces.ranks == 1 and not self._nature.batch_norms:
+            return ""  # what raises in one process keeps no other waiting
         self._probe.set_mode(Mode(self._nature.drawing - {WHOLE_MODEL}))
         try:
-            wanted, *found = (
-                self._probe.step(self._initial, each)[0].gradients.keys()
-                for each in (self._batches[0], batch, *self.pieces.of(batch))
-            )
+            found = [self._probe.step(self._initial, each)[0] for each in (batch, *self.pieces.of(batch))]
         except Exception as error:  # of any kind: it is the user's model
             return describe(error)
         has_idle = len(torch.arange(batch.rows).chunk(self.pieces.ranks)) < self.pieces.ranks
         if has_idle and self._nature.batch_norms:
             return "a rank without rows would have statistics of its own"
-        if self.pieces.ranks > 1 and any(names != wanted for names in found):
+        if self.pieces.ranks > 1 and any(each.gradients.keys() != self._reached for each in found):
             return "its rows do not reach the parameters that those of a whole batch reach"
         return ""
 
