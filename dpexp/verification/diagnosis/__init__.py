@@ -1,8 +1,7 @@
 """Diagnosis: which module and which gradient of a failed verification differ first, and what it looks like.
 
 ``locate`` puts together what ``modules`` and ``gradients`` find in what the failed step has kept.
-``full_calls`` gathers DTensors, ``joined_calls`` joins the outputs of all replicas and ranks, which come to
-one text by ``agreement``; ``patterns`` describes a difference; ``nonfinite`` explains a single device whose
-loss is NaN. The rest of ``verification`` imports it; it imports ``verification`` and what lies below. Start
-reading in ``locate``.
+``joined_calls`` joins the outputs of all replicas and ranks, ``agreement`` makes one text of what the ranks
+find; ``patterns`` describes a difference; ``nonfinite`` explains a single device whose loss is NaN. The rest
+of ``verification`` imports it; it imports ``verification`` and what lies below. Start reading in ``locate``.
 """
