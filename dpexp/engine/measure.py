@@ -55,9 +55,13 @@ class Measurement:
         self._log = StepLog(self.journal, self._group, self.signals, self.progress)
 
     def warm_up(self) -> None:
-        """Take steps that are not measured, until allocators, caches and autotuning are warm."""
+        """Take steps that are not measured, until allocators, caches and autotuning are warm.
+
+        They end with a window of accumulation: a layout may count its batches to know the last of each.
+        """
         self.progress.begin("warm up")
-        warm_up = islice(self.prepared.endless_batches(), self._config.warmup)
+        count = math.ceil(self._config.warmup / self._config.accumulate) * self._config.accumulate
+        warm_up = islice(self.prepared.endless_batches(), count)
         if self.own_steps is not None:
             self.own_steps.first(self.trainer, warm_up)
         self.trainer.take_steps(warm_up)

@@ -99,7 +99,7 @@ def with_touched_rows(model: nn.Module, batches: Sequence[Batch]) -> tuple[nn.Mo
     if not (chosen and same):
         return model, []
     return reduced, [
-        f"{name} was compared in {len(ids)} of its {len(tables[name].weight):,} rows, with all that the batches use"
+        f"{name} was compared in {len(ids)} of its {len(tables[name].weight):,} rows, all that batches use"
         for name, ids in chosen.items()
     ]
 

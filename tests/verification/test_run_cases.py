@@ -14,12 +14,10 @@ def is_quick(case: Run, cases: list[Run]) -> bool:
 
 
 def marked(*kinds: str) -> list[object]:
-    """The cases of these kinds, of which most are slow; what is not so yet is expected to fail."""
+    """The cases of these kinds, of which most are slow."""
     found, parameters = runs(*kinds), []
     for case in found:
         marks = [] if is_quick(case, found) else [pytest.mark.slow]
-        if case.today:
-            marks.append(pytest.mark.xfail(reason=case.today, strict=False))
         parameters.append(pytest.param(case, marks=marks, id=str(case)))
     return parameters
 

@@ -139,10 +139,7 @@ STRATEGIES: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Run:
-    """A run with these options; a wrong one must end as a failed verification that says these ``words``.
-
-    ``today`` says what is not so yet.
-    """
+    """A run with these options; a wrong one must end as a failed verification that says these ``words``."""
 
     kind: str
     name: str
@@ -150,7 +147,6 @@ class Run:
     options: dict[str, Any]
     is_right: bool
     words: str
-    today: str
 
     @property
     def command(self) -> list[str]:
@@ -169,7 +165,7 @@ _RUNS: list[Run] = []
 
 
 def run(
-    *over: str, model: str = "nets.Net", right: bool = False, words: str = "", today: str = "", **options: Any
+    *over: str, model: str = "nets.Net", right: bool = False, words: str = "", **options: Any
 ) -> Callable[..., Any]:
     """Register the model class that follows in runs over these layouts, or the function ``(model)`` over one.
 
@@ -186,7 +182,7 @@ def run(
                 file, _, of_file = model.partition(".")
                 given |= {"layout": given["model"], "model": f"{HERE / file}.py:{of_file}"}
             given |= SHORT | (BASES[each][1] if each in BASES else STRATEGIES[each]) | options
-            _RUNS.append(Run(kind, name, each, given, right or kind in RIGHT, words, today))
+            _RUNS.append(Run(kind, name, each, given, right or kind in RIGHT, words))
         return case if isinstance(case, type) else _laid_out(case, over[0])
 
     return register

@@ -8,9 +8,6 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import get_total_norm
 
-USED = "the optimizer has gathered parameters"
-WINDOW = "a window of accumulation is judged batch by batch"
-
 
 class Synchronized(DistributedDataParallel):
     """Reduces the gradients of the last of two micro-batches, or of the other."""
@@ -31,7 +28,7 @@ def first_of_two_reduced(model):
     return laid_out
 
 
-@run("ranks", accumulate=2, right=True, today=WINDOW)
+@run("ranks", accumulate=2, right=True)
 def last_of_two_reduced(model):
     """The gradients of two micro-batches are reduced with the last."""
     return Synchronized(model)
@@ -135,14 +132,13 @@ class Dead(Net):
     model="reported.Dead",
     right=True,
     words="gradient other than zero",
-    today="it is «verified» without gradients",
 )
 def dead(model):
     """NVIDIA-NeMo/Automodel#3701: nobody reduces any gradient, of a model whose gradients are zero."""
     return model
 
 
-@run("shards", right=True, today=USED)
+@run("shards", right=True)
 def used_before(model):
     """pytorch#149205: a forward after `fully_shard` leaves the root unsharded until the optimizer is made."""
     fully_shard(model)
