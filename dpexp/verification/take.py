@@ -134,7 +134,7 @@ class Take:
         self.group: ProcessGroup = self.layout.group
         self._window = list[tuple[State, Batch]]()
         self._left: Tensors = {}
-        self._expected = Step()
+        self._expected, self._drew = Step(), False
         self._names = self.layout.parameters().keys() | self.layout.buffers().keys()
         self._has_stages = any(names != self._names for names in self.group.all_gather(self._names))
 
@@ -423,11 +423,14 @@ class Take:
         return step, buffers
 
     def _drawn(self, draw: int | None, short: torch.dtype | None = None) -> SingleDevice:
-        """One that computes as the layout does, on its accelerator if it has one: which has other kernels."""
-        physical = [devices.physical(each) for each in self.layout.placed.devices if draw is not None]
-        device = next((each for each in physical if each != devices.HOST), devices.HOST)
+        """One that computes as the layout does, on its accelerator if it has one, which has other kernels.
+
+        An accelerator draws other random numbers, which are not rounding.
+        """
+        physical = [devices.physical(each) for each in self.layout.placed.devices]
+        others = [] if draw is None or self._drew else [each for each in physical if each != devices.HOST]
         try:
-            return self.single.again(short, device)
+            return self.single.again(short, *others[:1])
         except torch.OutOfMemoryError:
             return self.single.again(short)
 
