@@ -70,22 +70,18 @@ class OwnSteps:
         chunks = Chunks.of(layout.placed, trainer.group)
         mode, why_not = own_mode(self._copy, chunks, layout, self._proven)
         self.note = self._of_layout = f"not compared: {why_not}" if why_not else ""
-        single, exact = self._single(self._dtype, self._autocast, chunks), None
+        model = copied(self._copy, self._dtype)
+        single = SingleDevice(model, self._objective, self._optimizer, self._autocast, chunks)
         single.set_mode(mode)
-        if self._dtype != torch.float64 or self._autocast:
-            exact = self._single(torch.float64, "", chunks)
-            exact.set_mode(mode)
+        is_short = self._dtype != torch.float64 or bool(self._autocast)
         tolerance, negligible = base_tolerance(self._dtype, self._autocast)
         limits = Limits(tolerance, negligible, torch.finfo(self._dtype).eps)
-        self._take = Take(layout, single, Judge(limits, trainer.group), exact)
+        self._take = Take(layout, single, Judge(limits, trainer.group), is_short)
         failure = self._take.check_placed()
         if failure is None:
             return self._result()
         error, name = failure.worst.error, failure.worst.tensor
         return self._result(failure, f"parameter '{name}' differs from the model's by {error:.1e}")
-
-    def _single(self, dtype: torch.dtype, autocast: str, chunks: Chunks) -> SingleDevice:
-        return SingleDevice(copied(self._copy, dtype), self._objective, self._optimizer, autocast, chunks)
 
     def first(self, batches: Iterable[Batch], parts: Iterable[Batch]) -> Result:
         """The run's step on each of its parts of the global batches."""

@@ -131,10 +131,10 @@ class Proof:
         """Make the layout, of a copy with the modes of the model as written, and take its steps."""
         model = copied(self.model, self.dtype)
         mark_drawing(model, self._nature.drawing - {WHOLE_MODEL})
-        placed, exact = self.lay_out(model), None
+        placed, is_short = self.lay_out(model), False
         kinds = {each.dtype for each in placed.module.parameters() if each.is_floating_point()}
         if len(kinds) == 1 and self.dtype not in kinds:
-            exact, self.dtype = self._single, next(iter(kinds))
+            is_short, self.dtype = True, next(iter(kinds))
             self._narrowed = f"compared in {self.dtype}: the layout has cast the model to it"
             self._make_single_device()
         layout = Trainer(placed, self.objective.loss, self.optimizer, group=self.group)
@@ -146,7 +146,7 @@ class Proof:
             self._single.chunks = Chunks.of(placed, self.group)
             self._modes = Modes.of(self._nature, self.model, placed, self._single.chunks, self.group)
             judge = Judge(limits, self.group)
-            self._take = Take(layout, self._single, judge, exact, records=True, clips=True)
+            self._take = Take(layout, self._single, judge, is_short, records=True, clips=True)
         else:
             self._take = replace(before, layout=layout)
             self._set_mode(self._single.mode)
@@ -209,7 +209,8 @@ class Proof:
             batch = in_dtype(each.batch, self.dtype)
             if any(self.group.all_gather(self._refusal(batch))):
                 continue
-            self._take.made[self._take.steps + 1] = each.what
+            steps = self._take.steps
+            self._take.made[steps + 1] = each.what
             try:
                 failure = self._steps([batch])
             except Exception as error:  # of any kind: it is the user's model or layout
@@ -222,7 +223,8 @@ class Proof:
                 if not self.group.all_failed(f"verification: {each.what}", describe(cause)):
                     raise cause from None
                 self._note(f"a batch with {each.what} was not verified: {by} {describe(cause)}")
-                self._take.steps -= 1
+                del self._take.made[steps + 1]
+                self._take.steps = steps
                 self._lay_out()  # what has raised may be left in the middle of a step
                 continue
             if failure:
@@ -253,7 +255,8 @@ class Proof:
         """Trained weights in eval mode, on the first batch and the smallest; ranks get all rows."""
         if self.optimizer is None:
             return None
-        steps, chunks, mode = self._take.steps, self._single.chunks, self._single.mode
+        chunks, mode = self._single.chunks, self._single.mode
+        steps, made = self._take.steps, dict(self._take.made)
         self._single.chunks = replace(chunks, dp_size=1)
         self._single.set_mode(mode)
         for batch in (self._batches[0], min(self._batches, key=lambda batch: batch.rows)):
@@ -261,7 +264,7 @@ class Proof:
             failure = self._take.evaluate(batch)
             if failure:
                 return failure
-        self._take.steps, self._single.chunks = steps, chunks
+        self._take.steps, self._take.made, self._single.chunks = steps, made, chunks
         self._set_mode(mode)  # an evaluation leaves every module in training mode
         return None
 

@@ -82,13 +82,19 @@ class SingleDevice:
         parameters = self.trainer.parameters().items()
         return _cloned({n: p.detach() for n, p in parameters if p._version != self._versions[n]})
 
-    def again(self, dtype: torch.dtype | None = None, device: torch.device = devices.HOST) -> SingleDevice:
+    def again(
+        self,
+        dtype: torch.dtype | None = None,
+        device: torch.device = devices.HOST,
+        autocast: str | None = None,
+    ) -> SingleDevice:
         """Another one of the same model as it is now: what it counts by itself is not counted here."""
         mode = self.mode
         self.set_mode(Mode())
         model = copied(self._module, dtype or self.dtype)
         self.set_mode(mode)
-        made = SingleDevice(model, self.objective, self._optimizer, self._autocast, self.chunks, device)
+        autocast = self._autocast if autocast is None else autocast
+        made = SingleDevice(model, self.objective, self._optimizer, autocast, self.chunks, device)
         made.set_mode(mode)
         made._gradients = self._gradients
         if made.trainer.optimizers is not None and self.trainer.optimizers is not None:

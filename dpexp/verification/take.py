@@ -54,7 +54,7 @@ from dpexp.verification.judge import Judge
 from dpexp.verification.recorder import Computed, Recorder, Step, optimizer_numbers
 from dpexp.verification.rounding import DRAWS, DRAWS_OF_SHORT, ExactObserver, StepRounding, largest
 from dpexp.verification.single_device import Buffers, SingleDevice
-from dpexp.verification.state import State
+from dpexp.verification.state import State, set_random_state
 
 ROUNDED = 2
 """Last bits by which a number of a parameter may differ after each addition to it."""
@@ -110,15 +110,15 @@ class DiffersError(Exception):
 class Take:
     """``layout`` is a trainer, of copies or the run's own. Every rank must call every method.
 
-    ``exact`` is the single device in float64 of a run in a shorter type. ``records``: each step records the
-    calls of modules; else a step that differs is taken again for them. ``clips``: the limit of clipped
-    gradients follows their norm. ``made``: what is special about steps.
+    ``is_short``: the run computes in a shorter type than float64, beside which it is judged, too.
+    ``records``: each step records the calls of modules; else a step that differs is taken again for them.
+    ``clips``: the limit of clipped gradients follows their norm. ``made``: what is special about steps.
     """
 
     layout: Trainer
     single: SingleDevice
     judge: Judge
-    exact: SingleDevice | None = None
+    is_short: bool = False
     records: bool = False
     clips: bool = False
     made: dict[int, str] = field(default_factory=dict)
@@ -169,7 +169,7 @@ class Take:
         if not state.batches:
             self._window = []
         elif self._window:
-            state = replace(state, gradients=self._expected.gradients)
+            state = self._continued(state)
         self._window.append((state, batch))
         self._threads = torch.get_num_threads()
         try:
@@ -184,6 +184,18 @@ class Take:
         if self._drew and is_split and not self.single.mode.in_chunks:
             raise NotComparableError(RuntimeError("it draws random numbers, and each shard draws its own"))
         return None
+
+    def _continued(self, state: State) -> State:
+        """The state in the middle of a window, which keeps what no update changes in memory once."""
+        first = self._window[0][0]
+        self._window = [(replace(each, gradients={}), batch) for each, batch in self._window]
+        same = {n: each for n, each in first.parameters.items() if torch.equal(each, state.parameters[n])}
+        return replace(
+            state,
+            parameters={**state.parameters, **same},
+            optimizer=first.optimizer,
+            gradients=self._expected.gradients,
+        )
 
     def computed(self, found: Step, part: Batch) -> Failure | None:
         """What differs in what the layout has computed of its part of the batch, before its optimizer.
@@ -356,8 +368,10 @@ class Take:
 
     def _judged_step(self, found: Step, buffers: Tensors | None) -> Difference | None:
         """What differs before the optimizer; a rank's buffers begin from those of the first, or its own."""
+        errors = dict(self.judge.errors)
         failed = self._judged_from(found, buffers, from_own=False)
         if failed is not None and failed.kind == "buffers" and len(self._window[-1][0].buffers) > 1:
+            self.judge.errors = errors
             _, self._buffers = self._replayed(self.single, None, from_own=True)
             failed = self._judged_from(found, buffers, from_own=True)
         return failed
@@ -374,10 +388,10 @@ class Take:
             Computed(found if self._closes else replace(found, gradients={}), buffers or {}),
             expected,
             lambda draw: of(*self._replayed(self._drawn(draw, short), draw, from_own=from_own)),
-            lambda: expected if short and self.exact is None else self._in_float64(of),
+            lambda: expected if short and not self.is_short else self._in_float64(of),
             self.judge.unmeasured,
         )
-        draws = DRAWS if short is None and self.exact is None else DRAWS_OF_SHORT
+        draws = DRAWS_OF_SHORT if short or self.is_short else DRAWS
         failed = self.judge.failed(self.steps, rounding.plain, rounding.measured, draws)
         if self.judge.hidden.get(self.steps) and not self.amplifies:
             self.amplifies = self._amplifying()
@@ -404,10 +418,10 @@ class Take:
 
     def _in_float64(self, of: Callable[[Step, Buffers], Computed]) -> Computed | None:
         """The step in float64; None where the model does not compute in it, or draws other random numbers."""
-        if self.exact is None or self._drew:
+        if not self.is_short or self._drew:
             return None
         try:
-            found = of(*self._replayed(self.exact.again(), None))
+            found = of(*self._replayed(self.single.again(torch.float64, autocast=""), None))
         except (RuntimeError, NotImplementedError, TypeError):  # of operators that have no float64
             found = None
         return found if all(self.group.all_gather(found is not None)) else None
@@ -544,6 +558,7 @@ class Take:
             again, _ = self.single.step(state, batch, hooks=True)
             found = Recorder(self.layout, bool(part.rows), _end, with_loss=True)
             with kept_globals(), found.hooks(order=True), suppress(StepEndedError):
+                set_random_state(state.random[self.group.dp_rank])
                 self.layout.step(part, found)
             failure.found.calls = found.step.calls
             failure.expected.calls, failure.expected.modules = again.calls, again.modules

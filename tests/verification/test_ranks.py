@@ -32,6 +32,10 @@ class Net(nn.Sequential):
         super().__init__(nn.Linear(6, 8), *norm, nn.Tanh(), nn.Linear(8, 4))
 
 
+def tracked() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 4))
+
+
 class OfGroup(nn.Linear):
     """Adds up its outputs over an explicit group of all ranks."""
 
@@ -117,6 +121,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "loss": {"strategy": "ddp", "loss": f"{HERE}:loss"},
     "wrong loss": {"strategy": "ddp", "loss": f"{HERE}:wrong_loss"},
     "normed": {"strategy": "ddp", "model": f"{HERE}:Net:normed=True"},
+    "own buffers": {"strategy": "fsdp", "model": f"{HERE}:tracked"},
     "of a group": {"strategy": "ddp", "model": f"{HERE}:OfGroup"},
     "mixed": {"layout": f"{HERE}:mixed"},
     "cast": {"layout": f"{HERE}:cast", "dtype": "bfloat16"},
@@ -175,6 +180,13 @@ def test_a_right_run_is_verified_in_all_its_parts(name: str) -> None:
     assert found["error"] == ""
     of_run = found["verification"]
     assert [part["passed"] for part in (of_run, of_run["first_steps"], of_run["last_step"])] == [True] * 3
+
+
+def test_the_error_of_buffers_that_each_rank_has_for_itself_is_that_of_its_own() -> None:
+    found = result("own buffers")["verification"]
+    for part in (found, found["first_steps"], found["last_step"]):
+        assert part["passed"]
+        assert part["buffer_error"] <= part["tolerance"]
 
 
 def test_a_loss_that_adds_up_over_ranks_without_a_backward_is_found() -> None:

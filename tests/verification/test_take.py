@@ -20,6 +20,7 @@ from dpexp.strategies.placed import Placed
 from dpexp.training.optimizer_choice import OwnOptimizer
 from dpexp.training.trainer import Trainer
 from dpexp.verification.compare import Limits
+from dpexp.verification.diagnosis.locate import Locator
 from dpexp.verification.judge import Judge
 from dpexp.verification.model_copy import copied
 from dpexp.verification.single_device import SingleDevice, in_dtype
@@ -27,11 +28,8 @@ from dpexp.verification.take import Take
 
 
 def test_parameters_that_change_between_two_steps_are_found_by_the_next() -> None:
-    model, objective = Net().double(), Objective(loss=functional.mse_loss)
-    optimizer = OwnOptimizer(partial(torch.optim.SGD, lr=0.1))
-    layout = Trainer(on_host(model), objective.loss, optimizer)
-    single = SingleDevice(copied(model, torch.float64), objective, optimizer)
-    take = Take(layout, single, Judge(Limits(1e-12), layout.group))
+    model = Net().double()
+    take = taken(model)
     batches = [in_dtype(batch, torch.float64) for batch in random_batches(8, 5, 8)]
     assert [take.step(batch, batch) for batch in batches[:2]] == [None, None]
     with torch.no_grad():
@@ -39,6 +37,34 @@ def test_parameters_that_change_between_two_steps_are_found_by_the_next() -> Non
     failure = take.step(batches[2], batches[2])
     assert failure is not None
     assert failure.text.startswith("parameter 'second.weight' is not as the step before has left it")
+
+
+def taken(model: nn.Module, accumulate: int = 1) -> Take:
+    """A take of the model itself, beside a copy."""
+    objective = Objective(loss=functional.mse_loss)
+    optimizer = OwnOptimizer(partial(torch.optim.SGD, lr=0.1), accumulate)
+    single = SingleDevice(copied(model, torch.float64), objective, optimizer)
+    layout = Trainer(on_host(model), objective.loss, optimizer)
+    return Take(layout, single, Judge(Limits(1e-12), layout.group))
+
+
+def test_a_window_of_accumulation_keeps_the_parameters_in_memory_once() -> None:
+    take = taken(Net().double(), accumulate=3)
+    for batch in random_batches(8, 5, 8):
+        assert take.step(*[in_dtype(batch, torch.float64)] * 2) is None
+    states = [state for state, _ in take._window]
+    kept = {id(each) for state in states for each in state.parameters.values()}
+    assert (len(states), len(kept)) == (3, len(states[0].parameters))
+    assert [bool(state.gradients) for state in states] == [False, False, True]
+
+
+def test_a_step_that_is_taken_again_draws_the_same_random_numbers() -> None:
+    model = nn.Sequential(nn.Linear(5, 8), nn.Dropout(0.5), nn.Linear(8, 2)).double()
+    take = taken(model)
+    model[2].register_forward_hook(lambda module, args, outputs: outputs * 1.001)
+    failure = take.step(*[in_dtype(random_batches(8)[0], torch.float64)] * 2)
+    assert failure is not None
+    assert "is of module '2'" in Locator(take, failure, model).message()
 
 
 class Dead(nn.Sequential):
