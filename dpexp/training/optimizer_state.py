@@ -38,7 +38,7 @@ def groups(optimizers: Optimizers) -> list[list[dict[str, Any]]]:
 def _copied(values: Mapping[str, Any]) -> dict[str, Any]:
     """Numbers, texts, lists of numbers, and tensors on the host; no parameters."""
     return {
-        key: value.detach().cpu() if isinstance(value, torch.Tensor) else copy.copy(value)
+        key: value.detach().cpu().clone() if isinstance(value, torch.Tensor) else copy.copy(value)
         for key, value in values.items()
         if _is_plain(value)
     }

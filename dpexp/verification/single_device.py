@@ -86,6 +86,7 @@ class SingleDevice:
         self,
         dtype: torch.dtype | None = None,
         device: torch.device = devices.HOST,
+        *,
         autocast: str | None = None,
     ) -> SingleDevice:
         """Another one of the same model as it is now: what it counts by itself is not counted here."""

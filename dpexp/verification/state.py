@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from dpexp import tensors
+from dpexp.distributed.process_group import ProcessGroup
 from dpexp.strategies.shards import Shards
 from dpexp.training.optimizer_state import groups
 from dpexp.training.trainer import Trainer
@@ -83,17 +84,11 @@ class State:
                 if kept is not None:
                     member.state[parameter] = {key: _near(parameter, value) for key, value in kept.items()}
 
-    def apart(self, trainer: Trainer) -> dict[str, tuple[torch.Tensor, torch.Tensor, int]]:
-        """Parameters of this rank that the first rank that has them has not; every rank must call this."""
-        own = {name: each.cpu() for name, each in trainer.full_parameters().items()}
-        by_rank = trainer.group.all_gather({name: tensors.digest([each]) for name, each in own.items()})
-        found = {}
-        for name in dict.fromkeys(name for of_rank in by_rank for name in of_rank):
-            first = next(rank for rank, of_rank in enumerate(by_rank) if name in of_rank)
-            if any(of_rank.get(name, by_rank[first][name]) != by_rank[first][name] for of_rank in by_rank):
-                expected = trainer.group.broadcast(first, own.get(name))
-                found[name] = (own.get(name, expected), expected, first)
-        return found
+    def apart(self, group: ProcessGroup) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+        """Parameters that ranks do not have alike: own and that of the first; every rank must call this."""
+        by_rank = group.all_gather({name: tensors.digest([each]) for name, each in self.parameters.items()})
+        names = [name for name, bits in by_rank[0].items() if any(each[name] != bits for each in by_rank)]
+        return {name: (self.parameters[name], group.broadcast(0, self.parameters[name])) for name in names}
 
 
 def _near(parameter: torch.Tensor, value: Any) -> Any:

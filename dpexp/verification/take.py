@@ -17,7 +17,7 @@ import math
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -62,6 +62,8 @@ CLIPS = (0.5, 2.0)
 """Multiples of the norm of the gradients to clip by: with one of them they are scaled, with the other not."""
 NOT_COMPARABLE = "not comparable"
 """How the note begins that names steps in which rounding would hide an error."""
+
+_T = TypeVar("_T")
 
 Report: TypeAlias = Callable[[Difference, str], object]
 """Gets a difference, and what differs in words, before anything else is computed for it."""
@@ -283,7 +285,7 @@ class Take:
             Computed(found, {}),
             wanted,
             lambda draw: Computed(
-                _alike(self._drawn(draw, short).evaluate(state, batch, draw), expected), {}
+                _alike(self._again(lambda one: one.evaluate(state, batch, draw), draw, short), expected), {}
             ),
             lambda: wanted if short else None,
             self.judge.unmeasured,
@@ -309,11 +311,11 @@ class Take:
     def _state(self) -> tuple[State, Failure | None]:
         """The layout's state, and what is wrong with it: ranks apart, or a change since the last take."""
         state = State.of(self.layout)
-        apart = state.apart(self.layout) if self.group.size > 1 else {}
-        for name, (own, expected, first) in apart.items():
+        apart = state.apart(self.group) if self.group.size > 1 else {}
+        for name, (own, expected) in apart.items():
             failed = self.judge.failed(self.steps, {"parameters": parts_of({name: own}, {name: expected})})
             if failed:
-                text = f"parameter '{name}' is not the same on all ranks that have it, as on rank {first}"
+                text = f"parameter '{name}' is not the same on all ranks that have it"
                 text += f" (apart by {failed.error:.1e}): the ranks have trained apart"
                 return state, Failure(failed, text=text)
         changed = any(not torch.equal(each, state.parameters[name]) for name, each in self._left.items())
@@ -387,7 +389,9 @@ class Take:
         rounding = StepRounding(
             Computed(found if self._closes else replace(found, gradients={}), buffers or {}),
             expected,
-            lambda draw: of(*self._replayed(self._drawn(draw, short), draw, from_own=from_own)),
+            lambda draw: of(
+                *self._again(lambda one: self._replayed(one, draw, from_own=from_own), draw, short)
+            ),
             lambda: expected if short and not self.is_short else self._in_float64(of),
             self.judge.unmeasured,
         )
@@ -436,17 +440,19 @@ class Take:
             step, buffers = single.step(state, batch, draw, from_own=from_own)
         return step, buffers
 
-    def _drawn(self, draw: int | None, short: torch.dtype | None = None) -> SingleDevice:
-        """One that computes as the layout does, on its accelerator if it has one, which has other kernels.
+    def _again(
+        self, compute: Callable[[SingleDevice], _T], draw: int | None, short: torch.dtype | None = None
+    ) -> _T:
+        """What another single device computes: on the layout's accelerator, which has kernels of its own.
 
-        An accelerator draws other random numbers, which are not rounding.
+        On the host if an accelerator has no memory for it, or draws other random numbers.
         """
         physical = [devices.physical(each) for each in self.layout.placed.devices]
         others = [] if draw is None or self._drew else [each for each in physical if each != devices.HOST]
         try:
-            return self.single.again(short, *others[:1])
+            return compute(self.single.again(short, *others[:1]))
         except torch.OutOfMemoryError:
-            return self.single.again(short)
+            return compute(self.single.again(short))
 
     def _compared(self, expected: Buffers, found: Tensors) -> dict[str, torch.Tensor]:
         """The single device's buffers to compare.
@@ -507,7 +513,8 @@ class Take:
         found = kinds(mine)
 
         def measured(draw: int) -> tuple[Kinds, Noise]:
-            return found, largest([noise_of(kinds(self._drawn(draw).update(state, gradients, draw)))])
+            after = self._again(lambda one: one.update(state, gradients, draw), draw)
+            return found, largest([noise_of(kinds(after))])
 
         return self.judge.failed(self.steps, found, measured, DRAWS)
 
@@ -539,7 +546,7 @@ class Take:
         """The first module whose outputs differ by so much when they are rounded otherwise; or nothing."""
         state, batch = self._window[-1]
         expected, _ = self.single.again().step(state, batch, hooks=True)
-        found, _ = self._drawn(0).step(state, batch, 0, hooks=True)
+        found, _ = self._again(lambda one: one.step(state, batch, 0, hooks=True), 0)
         for key in dict.fromkeys(expected.modules):
             pairs = zip(tensors.walk(found.calls.get(key)), tensors.walk(expected.calls[key]), strict=False)
             if any(whole_error(each.cpu(), wanted) > HIDES for each, wanted in pairs):
