@@ -29,7 +29,6 @@ def no_mean_over_rows(model: nn.Module, objective: Objective, batch: Batch) -> s
     A copy of the model computes on one device, in eval mode, in float64 and without gradients: the outputs of
     all rows, or those of each half where the forward returns the loss. Empty also where halves say nothing:
     the loss does not take them, draws random numbers or is not finite.
-    Every rank must call this where the loss communicates.
     """
     if batch.rows < 2:
         return ""

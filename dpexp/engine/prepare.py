@@ -42,6 +42,7 @@ from dpexp.strategies.registry import STRATEGIES
 from dpexp.training.optimizer_check import check_optimizer
 from dpexp.training.optimizer_choice import OptimizerChoice
 from dpexp.training.trainer import Trainer
+from dpexp.verification.alone import alone
 from dpexp.verification.touched_rows import with_touched_rows
 from dpexp.verification.untouched import Untouched
 
@@ -266,7 +267,9 @@ def _check_compile(config: RunConfig, strategy: Strategy) -> None:
 def _check_halves(config: RunConfig, model: nn.Module, data: Dataset, batch: Batch) -> None:
     """Raises ConfigError for a loss whose batches do not add up."""
     model, _ = with_touched_rows(model, [batch])
-    if wrong := no_mean_over_rows(model, data.objective, batch):
+    with alone():
+        wrong = no_mean_over_rows(model, data.objective, batch)
+    if wrong:
         raise ConfigError(
             f"--accumulate {config.accumulate} averages the gradients of batches, and {wrong}. "
             f"--batch-size {config.batch_size * config.accumulate} computes the rows together"

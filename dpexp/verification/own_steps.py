@@ -117,6 +117,7 @@ class OwnSteps:
                         return self._result(failure, failure.text or locator.message())
                     continue
             self._take.layout.step(part)
+        self._take.release()
         return self._result()
 
     def _is_of_model(self, error: Exception) -> bool:

@@ -187,6 +187,12 @@ class SingleDevice:
         step, _ = self.step(self._state.without_gradients(), batch)
         return step.gradients
 
+    def release(self) -> None:
+        """Drop what the latest step has left in memory beside the model."""
+        if self._state is not None:
+            self._load(replace(self._state, optimizer={}, gradients={}))
+        self._state, self._gradients = None, {}
+
     @contextmanager
     def _computing(self, draw: int | None) -> Iterator[None]:
         self.drew, self._since = False, torch.get_rng_state()

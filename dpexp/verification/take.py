@@ -134,9 +134,12 @@ class Take:
 
     def __post_init__(self) -> None:
         self.group: ProcessGroup = self.layout.group
-        self._window = list[tuple[State, Batch]]()
-        self._left: Tensors = {}
-        self._expected, self._drew = Step(), False
+        self._window: list[tuple[State, Batch]]
+        self._left: Tensors
+        self._forwarded: Tensors
+        self._buffers: Buffers
+        self._drew = False
+        self.release()
         self._names = self.layout.parameters().keys() | self.layout.buffers().keys()
         self._has_stages = any(names != self._names for names in self.group.all_gather(self._names))
 
@@ -144,7 +147,13 @@ class Take:
         """Forget the steps so far, with the gradients of batches since the optimizer's last one."""
         self.judge.restart()
         self.steps, self.made, self.by_shards = 0, {}, set()
-        self._left, self._window = {}, []
+        self.release()
+
+    def release(self) -> None:
+        """Drop the copies of the model and of its gradients that the latest step has left."""
+        self._left, self._forwarded, self._window = {}, {}, []
+        self._expected, self._found, self._buffers = Step(), Step(), []
+        self.single.release()
 
     # --- a take ---
 
@@ -221,11 +230,12 @@ class Take:
         if self.layout.optimizers is None:
             return None
         with kept_globals():
-            failed = self._judged_update(self._forwarded, self._found.gradients)
+            state = self._window[-1][0]
+            state = replace(state, parameters={**state.parameters, **self._forwarded})
+            failed = self._judged_update(state, self._found.gradients)
         if failed is None:
             return None
-        before = self._forwarded.parameters
-        return Failure(failed, self._batch, self._found, self._expected, before=before)
+        return Failure(failed, self._batch, self._found, self._expected, before=state.parameters)
 
     def step(
         self, batch: Batch, part: Batch, inside: AbstractContextManager[object] | None = None
@@ -403,11 +413,10 @@ class Take:
 
     def _judged_written(self) -> Difference | None:
         """What differs of the parameters that the forward has changed, from which the optimizer goes on."""
-        self._forwarded, now = self._window[-1][0], self._parameters() if self._wrote else {}
-        found = {name: now[name] for name in self._wrote if name in now}
+        now = self._parameters() if self._wrote else {}
+        self._forwarded = found = {name: now[name] for name in self._wrote if name in now}
         if not found:
             return None
-        self._forwarded = replace(self._forwarded, parameters={**self._forwarded.parameters, **found})
         wanted = {name: self._wrote[name] for name in found if name not in self.by_shards}
         kinds = {"parameters": parts_of({name: found[name] for name in wanted}, wanted)}
         return self.judge.failed(self.steps, kinds)

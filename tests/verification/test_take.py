@@ -1,5 +1,6 @@
 """Take: a state that changes between steps, gradients of zero, and accelerators that round otherwise."""
 
+import weakref
 from functools import partial
 from typing import Any
 
@@ -56,6 +57,10 @@ def test_a_window_of_accumulation_keeps_the_parameters_in_memory_once() -> None:
     kept = {id(each) for state in states for each in state.parameters.values()}
     assert (len(states), len(kept)) == (3, len(states[0].parameters))
     assert [bool(state.gradients) for state in states] == [False, False, True]
+    first = weakref.ref(states[0])
+    del states
+    take.release()
+    assert first() is None
 
 
 def test_a_step_that_is_taken_again_draws_the_same_random_numbers() -> None:
