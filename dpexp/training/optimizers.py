@@ -68,8 +68,15 @@ class Optimizers:
         """(name, parameter, what is kept of it) of the parameters of which something is kept."""
         for name, parameter in self._parameters.items():
             for member in self.members:
-                if parameter in member.state:
-                    yield name, parameter, member.state[parameter]
+                state = keeper(member).state
+                if parameter in state:
+                    yield name, parameter, state[parameter]
+
+
+def keeper(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """The one that keeps the state: a ZeroRedundancyOptimizer has it in one of its own."""
+    inner = getattr(optimizer, "optim", None)
+    return inner if isinstance(inner, torch.optim.Optimizer) else optimizer
 
 
 def clip(parameters: Mapping[str, nn.Parameter], shards: Shards, limit: float) -> None:

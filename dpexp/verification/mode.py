@@ -14,7 +14,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.hooks import RemovableHandle
@@ -24,6 +23,7 @@ from dpexp.parallel.rng_order import DRAWS, PROBABILITIES, is_random_layer, mark
 from dpexp.strategies.modules.wrappers import parts, wrapped_key
 from dpexp.strategies.placed import Placed
 from dpexp.verification.chunks import Chunks
+from dpexp.verification.state import random_state
 
 OTHER_NUMBERS = "random layers draw other numbers than on a single device, and are not compared"
 ALL_ROWS = "batch norms use the statistics of all rows, and random layers are not compared"
@@ -175,11 +175,11 @@ class Draws:
 @contextmanager
 def drawing_modules(model: nn.Module) -> Iterator[Draws]:
     """The modules that draw from the host's generator, complete when the context ends."""
-    draws, inside, latest = Draws(), list[str](), [torch.get_rng_state()]
+    draws, inside, latest = Draws(), list[str](), [random_state()]
 
     def look() -> None:
-        state = torch.get_rng_state()
-        if not torch.equal(state, latest[0]):
+        state = random_state()
+        if state != latest[0]:
             draws.any, latest[0] = True, state
             draws.names.update(inside[-1:])
 

@@ -78,10 +78,7 @@ class OwnSteps:
         limits = Limits(tolerance, negligible, torch.finfo(self._dtype).eps)
         self._take = Take(layout, single, Judge(limits, trainer.group), is_short)
         failure = self._take.check_placed()
-        if failure is None:
-            return self._result()
-        error, name = failure.worst.error, failure.worst.tensor
-        return self._result(failure, f"parameter '{name}' differs from the model's by {error:.1e}")
+        return self._result(failure, failure.text if failure is not None else "")
 
     def first(self, batches: Iterable[Batch], parts: Iterable[Batch]) -> Result:
         """The run's step on each of its parts of the global batches."""

@@ -33,7 +33,7 @@ from dpexp.verification.mode import Mode, Switch
 from dpexp.verification.model_copy import copied
 from dpexp.verification.recorder import Recorder, Step, optimizer_numbers
 from dpexp.verification.rounding import ExactObserver, OtherwiseRounded
-from dpexp.verification.state import State, set_random_state
+from dpexp.verification.state import State, random_state, set_random_state
 
 Buffers: TypeAlias = list[dict[str, torch.Tensor]]
 """Of each chunk of rows, or of all rows."""
@@ -55,7 +55,8 @@ class SingleDevice:
         device: torch.device = devices.HOST,
     ) -> None:
         placed = Placed(devices.place(on_one_device(model), device), device, device, (device,))
-        self.trainer = Trainer(placed, objective.on_one_device, optimizer, autocast)
+        with alone():  # an optimizer may ask for its ranks
+            self.trainer = Trainer(placed, objective.on_one_device, optimizer, autocast)
         self.objective, self.chunks = objective, chunks or Chunks()
         self._optimizer, self._autocast, self._module = optimizer, autocast, placed.module
         self._first = self._before = self._groups()
@@ -126,7 +127,7 @@ class SingleDevice:
             return
         self._look_for_draws()
         set_random_state(state.random[chunk])
-        self._since = torch.get_rng_state()
+        self._since = random_state()
         if self._from_own:
             for name, buffer in self.trainer.buffers().items():
                 if name in state.buffers[chunk] and state.buffers[chunk][name].shape == buffer.shape:
@@ -195,13 +196,13 @@ class SingleDevice:
 
     @contextmanager
     def _computing(self, draw: int | None) -> Iterator[None]:
-        self.drew, self._since = False, torch.get_rng_state()
+        self.drew, self._since = False, random_state()
         with alone(), nullcontext() if draw is None else OtherwiseRounded(draw):
             yield
         self._look_for_draws()
 
     def _look_for_draws(self) -> None:
-        self.drew = self.drew or not torch.equal(self._since, torch.get_rng_state())
+        self.drew = self.drew or self._since != random_state()
 
     def _load(self, state: State) -> None:
         self._state = state

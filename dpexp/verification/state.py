@@ -3,31 +3,34 @@
 from __future__ import annotations
 
 import copy
+import pickle
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from dpexp import tensors
 from dpexp.distributed.process_group import ProcessGroup
 from dpexp.strategies.shards import Shards
 from dpexp.training.optimizer_state import groups
+from dpexp.training.optimizers import keeper
 from dpexp.training.trainer import Trainer
 
-RandomState = tuple[bytes, Any]
 
-
-def random_state() -> RandomState:
+def random_state() -> bytes:
     """Of the host's generators that a model may draw from; of equal ones the next numbers are equal."""
-    return torch.get_rng_state().numpy().tobytes(), random.getstate()
+    return pickle.dumps((torch.get_rng_state().numpy(), random.getstate(), np.random.get_state()))
 
 
-def set_random_state(state: RandomState) -> None:
+def set_random_state(state: bytes) -> None:
     """The inverse of ``random_state``."""
-    torch.set_rng_state(torch.frombuffer(bytearray(state[0]), dtype=torch.uint8))
-    random.setstate(state[1])
+    of_torch, of_python, of_numpy = pickle.loads(state)
+    torch.set_rng_state(torch.from_numpy(of_torch))
+    random.setstate(of_python)
+    np.random.set_state(of_numpy)
 
 
 @dataclass(frozen=True)
@@ -43,7 +46,7 @@ class State:
     optimizer: Mapping[str, Mapping[str, Any]]
     groups: Sequence[list[dict[str, Any]]]
     batches: int
-    random: Sequence[RandomState]
+    random: Sequence[bytes]
     gradients: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
     @classmethod
@@ -78,11 +81,12 @@ class State:
         trainer.optimizers.batches = self.batches
         names = {id(parameter): name for name, parameter in trainer.parameters().items()}
         for member in trainer.optimizers.members:
+            state = keeper(member).state
             for parameter in (each for group in member.param_groups for each in group["params"]):
                 kept = self.optimizer.get(names.get(id(parameter), ""))
-                member.state.pop(parameter, None)
+                state.pop(parameter, None)
                 if kept is not None:
-                    member.state[parameter] = {key: _near(parameter, value) for key, value in kept.items()}
+                    state[parameter] = {key: _near(parameter, value) for key, value in kept.items()}
 
     def apart(self, group: ProcessGroup) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
         """Parameters that ranks do not have alike: own and that of the first; every rank must call this."""

@@ -165,7 +165,10 @@ class Take:
         names = found.keys() & buffers.keys()
         kinds["buffers"] = parts_of({n: found[n] for n in names}, {n: buffers[n] for n in names})
         failed = self.judge.failed(self.steps, kinds)
-        return Failure(failed) if failed else None
+        if not failed:
+            return None
+        what = f"{failed.kind.rstrip('s')} '{failed.tensor}'"
+        return Failure(failed, text=f"{what}, as placed, differs from the model's by {failed.error:.1e}")
 
     def begin(self, batch: Batch) -> Failure | None:
         """What the single device computes from the layout's state, before the layout's step on the batch.
@@ -508,7 +511,7 @@ class Take:
         after = self.single.update(state, gradients)
         mine = {
             "parameters": self._parameters(),
-            "optimizer": self._completed(optimizer_numbers(self.layout)),
+            "optimizer": self.group.complete(optimizer_numbers(self.layout)),
         }
         self._left = mine["parameters"]
 

@@ -12,6 +12,7 @@ from torch import distributed, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.nn.functional import all_reduce as with_backward
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 import dpexp
@@ -114,6 +115,21 @@ def dry(model: nn.Module, mesh: Any) -> nn.Module:
         return warmed(model, mesh)
 
 
+def plain(model: nn.Module, mesh: Any) -> nn.Module:
+    return DistributedDataParallel(model)
+
+
+def shifted(model: nn.Module, mesh: Any) -> nn.Module:
+    """Changes a parameter while it lays the model out."""
+    with torch.no_grad():
+        next(model.parameters()).add_(0.01)
+    return DistributedDataParallel(model)
+
+
+def of_shards(parameters: Any) -> torch.optim.Optimizer:
+    return ZeroRedundancyOptimizer(parameters, torch.optim.Adam, lr=0.01)
+
+
 # --- runs -----------------------------------------------------------------------------------------------
 
 HERE = __file__
@@ -149,19 +165,23 @@ def proof(group: ProcessGroup, name: str) -> str:
         "no_sync": (no_sync, Net(), 2),
         "wrong no_sync": (wrong_no_sync, Net(), 2),
         "of a group": (cast, OfGroup(), 1),
+        "shards of an optimizer": (plain, Net(), 1),
+        "shifted": (shifted, Net(), 1),
     }[name]
+    optimizer = of_shards if name == "shards of an optimizer" else None
     torch.manual_seed(0)
     batches = [(torch.randn(rows, 6), torch.randn(rows, 4)) for rows in (8, 5, 8, 5)]
     mesh = init_device_mesh("cpu", (group.size,), mesh_dim_names=("dp",))
     OfGroup.groups = [distributed.new_group([0, 1])]
     try:
-        dpexp.prove(model, layout, batches, nn.functional.mse_loss, mesh=mesh, accumulate=accumulate)
+        loss = nn.functional.mse_loss
+        dpexp.prove(model, layout, batches, loss, optimizer, mesh=mesh, accumulate=accumulate)
     except (VerificationError, ConfigError) as error:
         return f"{type(error).__name__}: {error}"
     return ""
 
 
-PROOFS = ("no_sync", "wrong no_sync", "of a group")
+PROOFS = ("no_sync", "wrong no_sync", "of a group", "shards of an optimizer", "shifted")
 
 
 @cache
@@ -210,3 +230,15 @@ def test_a_collective_on_an_explicit_group_is_named_and_nothing_is_verified() ->
     for message in started()["proof:of a group"]:
         assert message.startswith("ConfigError: prove: nothing could be compared: ")
         assert words in message
+
+
+def test_an_optimizer_whose_ranks_keep_shards_of_its_state_is_right() -> None:
+    assert started()["proof:shards of an optimizer"] == ["", ""]
+
+
+def test_a_parameter_that_the_layout_changes_is_named_before_any_step() -> None:
+    for message in started()["proof:shifted"]:
+        assert (
+            "parameter '0.bias', as placed, differs" in message
+            or "parameter '0.weight', as placed" in message
+        )

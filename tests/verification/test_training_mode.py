@@ -4,6 +4,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -159,6 +160,20 @@ def test_other_masks_than_those_of_a_single_device_are_noted() -> None:
     assert "in training mode, random layers draw other numbers than on a single device" in "; ".join(
         result.notes
     )
+
+
+class DrawsElsewhere(nn.Linear):
+    """Draws from Python's generator and NumPy's, as users do for stochastic depth and masks."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        noise = np.random.rand() + random.random() if self.training else 1.0
+        return super().forward(x) * noise
+
+
+def test_numbers_of_python_and_numpy_are_random_too() -> None:
+    result = prove(DrawsElsewhere(5, 2), MicroBatches, DEVICES[:2])
+    assert result.passed
+    assert "in training mode" in "; ".join(result.notes)
 
 
 def test_the_random_generators_of_the_host_are_as_before() -> None:
