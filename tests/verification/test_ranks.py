@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from functools import cache
 from typing import Any
+from warnings import catch_warnings
 
 import pytest
 import torch
@@ -12,7 +13,6 @@ from torch import distributed, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.nn.functional import all_reduce as with_backward
-from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 import dpexp
@@ -127,6 +127,8 @@ def shifted(model: nn.Module, mesh: Any) -> nn.Module:
 
 
 def of_shards(parameters: Any) -> torch.optim.Optimizer:
+    with catch_warnings(action="ignore"):  # of torch.jit
+        from torch.distributed.optim import ZeroRedundancyOptimizer
     return ZeroRedundancyOptimizer(parameters, torch.optim.Adam, lr=0.01)
 
 
