@@ -67,7 +67,7 @@ class _OfOneRank(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return arg
         if group.group_name != self._world.group_name:
             raise OwnGroupError(
-                f"{func.__name__} on a process group of {group.size()} ranks, which a single device has not: "
-                "use the default group in the model and the loss, or leave it to the layout"
+                f"{func.__name__} on a process group of {group.size()} ranks, which a single device does not "
+                "have: use the default group in the model and the loss, or leave it to the layout"
             )
         return self._single.group_name if by_name else self._single.boxed()

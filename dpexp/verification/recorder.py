@@ -167,13 +167,14 @@ def fewer_collections(model: nn.Module) -> AbstractContextManager[None]:
 
 def computed(trainer: Trainer, batch: Batch, with_loss: bool = False) -> Step:
     """What a step on the batch computes, without the optimizer's part; gradients stay in the parameters."""
-    recorder = Recorder(trainer, bool(batch.rows), _end_step, with_loss)
+    recorder = Recorder(trainer, bool(batch.rows), end_step, with_loss)
     with suppress(StepEndedError):
         trainer.step(batch, recorder)
     return recorder.step
 
 
-def _end_step() -> None:
+def end_step() -> None:
+    """End a step before its optimizer."""
     raise StepEndedError
 
 

@@ -31,7 +31,7 @@ from dpexp.verification.chunks import Chunked, Chunks
 from dpexp.verification.compare import Tensors
 from dpexp.verification.mode import Mode, Switch
 from dpexp.verification.model_copy import copied
-from dpexp.verification.recorder import Recorder, Step, optimizer_numbers
+from dpexp.verification.recorder import Recorder, Step, end_step, optimizer_numbers
 from dpexp.verification.rounding import ExactObserver, OtherwiseRounded
 from dpexp.verification.state import State, random_state, set_random_state
 
@@ -150,7 +150,7 @@ class SingleDevice:
         """
         self._load(state)
         self._from_own = from_own
-        recorder = Recorder(self.trainer, True, _end, with_loss=True)
+        recorder = Recorder(self.trainer, True, end_step, with_loss=True)
         with kept_globals(), recorder.hooks(order=True) if hooks else nullcontext():
             set_random_state(state.random[0])
             with self._computing(draw), suppress(StepEndedError):
@@ -227,10 +227,6 @@ def in_dtype(batch: Batch, dtype: torch.dtype) -> Batch:
     """The batch with floating-point inputs and targets of this type."""
     inputs, targets = tensors.cast((batch.inputs, batch.targets), dtype)
     return replace(batch, inputs=inputs, targets=targets)
-
-
-def _end() -> None:
-    raise StepEndedError
 
 
 def _cloned(values: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

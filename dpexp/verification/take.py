@@ -51,7 +51,7 @@ from dpexp.verification.compare import (
 from dpexp.verification.diagnosis.nonfinite import check_finite
 from dpexp.verification.gathered_outputs import drop_scalars_apart, gathered_outputs
 from dpexp.verification.judge import Judge
-from dpexp.verification.recorder import Computed, Recorder, Step, optimizer_numbers
+from dpexp.verification.recorder import Computed, Recorder, Step, end_step, optimizer_numbers
 from dpexp.verification.rounding import DRAWS, DRAWS_OF_SHORT, ExactObserver, StepRounding, largest
 from dpexp.verification.single_device import Buffers, SingleDevice
 from dpexp.verification.state import State, set_random_state
@@ -393,10 +393,12 @@ class Take:
 
     def _judged_from(self, found: Step, buffers: Tensors | None, *, from_own: bool) -> Difference | None:
         wanted, short = self._expected, self._shorter(found, self._expected)
+        names = self._compared(_of_rank(self._buffers, self.group), buffers) if buffers is not None else []
 
         def of(step: Step, of_chunks: Buffers) -> Computed:
             step = _alike(step if self._closes else replace(step, gradients={}), wanted)
-            return Computed(step, self._compared(of_chunks, buffers) if buffers is not None else {})
+            own = _of_rank(of_chunks, self.group)
+            return Computed(step, {name: own[name] for name in names if name in own})
 
         expected = of(wanted, self._buffers)
         rounding = StepRounding(
@@ -466,35 +468,26 @@ class Take:
         except torch.OutOfMemoryError:
             return compute(self.single.again(short))
 
-    def _compared(self, expected: Buffers, found: Tensors) -> dict[str, torch.Tensor]:
-        """The single device's buffers to compare.
-
-        In chunks these are those of this rank's, else those that no shard writes from its own rows.
-        """
-        wanted, before = expected[min(self.group.dp_rank, len(expected) - 1)], self._window[-1][0].buffers[0]
+    def _compared(self, wanted: Tensors, found: Tensors) -> list[str]:
+        """The buffers to compare: in chunks all that are known, else what no shard writes from its rows."""
         if self.single.mode.in_chunks:
             is_known = self.single.chunks.is_known
-            names = [name for name in wanted if is_known or name.rpartition(".")[2] in STATISTICS]
-        else:
-            shards = {
-                f"{part.name}.{key}".lstrip(".")
-                for part in parts_of_model(self.layout.placed.module)
-                if part.pieces > 1
-                or (self.group.dp_size > 1 and not isinstance(part.module, nn.SyncBatchNorm))
-                for key in part.module._buffers
-            }
-            tolerance = self.judge.unmeasured.tolerance
-            written = {
-                name
-                for name in shards & wanted.keys()
-                if not _is_same(wanted[name], before.get(name))
-                and (
-                    name not in found or relative_error({name: found[name]}, {name: wanted[name]}) > tolerance
-                )
-            }
-            self.by_shards |= written
-            names = [name for name in wanted if name not in written]
-        return {name: wanted[name] for name in names}
+            return [name for name in wanted if is_known or name.rpartition(".")[2] in STATISTICS]
+        before, tolerance = self._window[-1][0].buffers[0], self.judge.unmeasured.tolerance
+        shards = {
+            f"{part.name}.{key}".lstrip(".")
+            for part in parts_of_model(self.layout.placed.module)
+            if part.pieces > 1 or (self.group.dp_size > 1 and not isinstance(part.module, nn.SyncBatchNorm))
+            for key in part.module._buffers
+        }
+        written = {
+            name
+            for name in shards & wanted.keys()
+            if not _is_same(wanted[name], before.get(name))
+            and (name not in found or relative_error({name: found[name]}, {name: wanted[name]}) > tolerance)
+        }
+        self.by_shards |= written
+        return [name for name in wanted if name not in written]
 
     def _clip(self, found: Step) -> None:
         """Where the run clips, clip by twice the norm of the gradients in one update, by half in the next."""
@@ -575,17 +568,13 @@ class Take:
         state, batch = self._window[-1]
         with suppress(Exception):  # of any kind: what has failed is known
             again, _ = self.single.step(state, batch, hooks=True)
-            found = Recorder(self.layout, bool(part.rows), _end, with_loss=True)
+            found = Recorder(self.layout, bool(part.rows), end_step, with_loss=True)
             with kept_globals(), found.hooks(order=True), suppress(StepEndedError):
                 set_random_state(state.random[self.group.dp_rank])
                 self.layout.step(part, found)
             failure.found.calls = found.step.calls
             failure.expected.calls, failure.expected.modules = again.calls, again.modules
             failure.expected.order = again.order
-
-
-def _end() -> None:
-    raise StepEndedError
 
 
 def _shapes(step: Step) -> list[torch.Size]:
@@ -597,6 +586,11 @@ def _alike(step: Step, wanted: Step) -> Step:
     return replace(
         step, outputs={name: step.outputs[name] for name in wanted.outputs if name in step.outputs}
     )
+
+
+def _of_rank(buffers: Buffers, group: ProcessGroup) -> dict[str, torch.Tensor]:
+    """Those after the chunk of this rank, or after all rows."""
+    return buffers[min(group.dp_rank, len(buffers) - 1)]
 
 
 def _is_same(tensor: torch.Tensor, before: torch.Tensor | None) -> bool:
