@@ -27,7 +27,7 @@ from dpexp.data.rng import kept_globals
 from dpexp.distributed.process_group import ProcessGroup
 from dpexp.strategies.ranks.sync_batch_norm import on_one_device
 from dpexp.verification.alone import alone
-from dpexp.verification.model_copy import empty_containers
+from dpexp.verification.model_copy import first_copies
 from dpexp.verification.touched_rows import large_tables
 
 SMALL_TABLE = 4096
@@ -82,7 +82,7 @@ def made_batches(model: nn.Module, first: Batch, pieces: Pieces) -> list[Made]:
         return []
     memo: dict[int, Any] = {id(each.weight): each.weight for each in large_tables(model).values()}
     with kept_globals(), alone():
-        copied = on_one_device(copy.deepcopy(model, empty_containers(model) | memo))
+        copied = on_one_device(copy.deepcopy(model, first_copies(model) | memo))
         return [*_of_rows(copied, first, pieces), *_of_ids(copied, first, pieces)]
 
 

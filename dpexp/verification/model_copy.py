@@ -13,7 +13,7 @@ from dpexp.strategies.modules.hooks import carry_hooks
 
 def copied(model: nn.Module, dtype: torch.dtype) -> nn.Module:
     """A deep copy with parameters and buffers of this type; each tensor is cast while it is copied."""
-    memo = empty_containers(model)
+    memo = first_copies(model)
     originals = list(model.parameters())
     for tensor in (*originals, *model.buffers()):
         if type(tensor) in (nn.Parameter, torch.Tensor) and tensor.is_leaf:
@@ -27,7 +27,7 @@ def copied(model: nn.Module, dtype: torch.dtype) -> nn.Module:
 def check_copyable(model: nn.Module) -> None:
     """Raises what ``copied`` would raise; makes no copies of parameters and buffers."""
     tensors_of_model = (*model.parameters(), *model.buffers())
-    memo = empty_containers(model)
+    memo = first_copies(model)
     memo |= {
         id(tensor): tensor
         for tensor in tensors_of_model
@@ -38,14 +38,19 @@ def check_copyable(model: nn.Module) -> None:
         carry_hooks(parameter, torch.empty(0, requires_grad=parameter.requires_grad), memo)
 
 
-def empty_containers(model: nn.Module) -> dict[int, Any]:
-    """Copies of what is empty in the modules, most of what they have; ``deepcopy`` is slow to find that."""
-    return {
+def first_copies(model: nn.Module) -> dict[int, Any]:
+    """Copies of what is empty in the modules, most of what they have, which ``deepcopy`` is slow to find.
+
+    Also of weights that a hook has computed, as that of ``spectral_norm``, which ``deepcopy`` refuses.
+    """
+    values = [value for module in model.modules() for value in vars(module).values()]
+    copies: dict[int, Any] = {
         id(value): type(value)()
-        for module in model.modules()
-        for value in vars(module).values()
+        for value in values
         if type(value) in (OrderedDict, dict, set, list) and not value
     }
+    computed = [value for value in values if isinstance(value, torch.Tensor) and not value.is_leaf]
+    return copies | {id(value): value.detach().clone() for value in computed}
 
 
 def _copied(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -333,6 +333,13 @@ def test_a_copy_casts_floats_keeps_ties_and_shares_nothing() -> None:
 # --- the Record ---------------------------------------------------------------------------------------
 
 
+def test_a_model_is_copied_after_a_hook_has_computed_its_weight() -> None:
+    model = nn.utils.spectral_norm(nn.Linear(3, 2))
+    expected = model.eval()(torch.ones(1, 3))
+    made = copied(model, torch.float64)
+    assert torch.allclose(made(torch.ones(1, 3).double()).float(), expected)
+
+
 def test_the_record_has_the_step_and_the_tensor_of_the_largest_error() -> None:
     prepared = prepare(RunConfig("whole", virtual=2))
     found = row(verify(prepared))
