@@ -167,8 +167,8 @@ class Take:
         failed = self.judge.failed(self.steps, kinds)
         if not failed:
             return None
-        what = f"{failed.kind.rstrip('s')} '{failed.tensor}'"
-        return Failure(failed, text=f"{what}, as placed, differs from the model's by {failed.error:.1e}")
+        what = f"{failed.kind} ({failed.tensor}) differ by {failed.error:.1e}"
+        return Failure(failed, text=f"after step 0: {what}: as placed, they are not the model's")
 
     def begin(self, batch: Batch) -> Failure | None:
         """What the single device computes from the layout's state, before the layout's step on the batch.
