@@ -14,7 +14,7 @@ batch of a window.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias, TypeVar
@@ -427,10 +427,11 @@ class Take:
         return self.judge.failed(self.steps, kinds)
 
     def _shorter(self, found: Step, expected: Step) -> torch.dtype | None:
-        """The type in which the layout computes its outputs, where it is shorter than the single device's."""
-        eps = max((each for name, each in found.eps.items() if name is not None), default=0.0)
+        """The type of the layout's outputs, or of its mixed precision, where it is shorter than usual."""
+        own = [each for name, each in found.eps.items() if name is not None]
+        own += [torch.finfo(each).eps for each in _mixed_precision(self.layout.placed.module)]
         of_single = max((each for name, each in expected.eps.items() if name is not None), default=0.0)
-        eps = max(self.group.all_gather(eps))
+        eps = max(self.group.all_gather(max(own, default=0.0)))
         kinds = (torch.bfloat16, torch.float16, torch.float32)
         return next((kind for kind in kinds if torch.finfo(kind).eps == eps > of_single), None)
 
@@ -575,6 +576,14 @@ class Take:
             failure.found.calls = found.step.calls
             failure.expected.calls, failure.expected.modules = again.calls, again.modules
             failure.expected.order = again.order
+
+
+def _mixed_precision(module: nn.Module) -> Iterator[torch.dtype]:
+    """The types of FSDP2's MixedPrecisionPolicy of each of its modules: of parameters and of reductions."""
+    sharded: list[Any] = [each for each in module.modules() if hasattr(each, "_get_fsdp_state")]
+    for each in sharded:
+        policy = each._get_fsdp_state()._mp_policy
+        yield from filter(None, (policy.param_dtype, policy.reduce_dtype))
 
 
 def _shapes(step: Step) -> list[torch.Size]:

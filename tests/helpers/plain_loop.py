@@ -44,7 +44,8 @@ class Inside(Net):
 
     def forward(self, ids: Tensor, labels: Tensor) -> Any:  # type: ignore[override]
         scores = super().forward(ids)
-        return {"loss": functional.cross_entropy(scores.flatten(0, 1), labels.flatten()), "scores": scores}
+        classes = labels.flatten().to(scores.device)  # hybrid leaves the inputs on the host
+        return {"loss": functional.cross_entropy(scores.flatten(0, 1), classes), "scores": scores}
 
 
 def data(classes: bool) -> dict[str, Tensor]:
@@ -226,8 +227,8 @@ class Loop:
                 self.model = split  # type: ignore[assignment]
 
     def losses(self) -> list[float]:
-        """The loss of each step after the warm-up, before its update."""
-        self.take(self.training.warmup)
+        """The loss of each step after the warm-up, which has whole windows; before its update."""
+        self.take(-(-self.training.warmup // self.training.accumulate) * self.training.accumulate)
         return self.take(STEPS)
 
     def take(self, steps: int) -> list[float]:

@@ -100,6 +100,11 @@ def mixed(model: nn.Module, mesh: Any) -> Any:
     return fully_shard(model, mesh=mesh, mp_policy=MixedPrecisionPolicy(torch.bfloat16, torch.float32))
 
 
+def widened(model: nn.Module, mesh: Any) -> Any:
+    policy = MixedPrecisionPolicy(torch.bfloat16, torch.bfloat16, torch.float32)
+    return fully_shard(model, mesh=mesh, mp_policy=policy)
+
+
 def cast(model: nn.Module, mesh: Any) -> nn.Module:
     return DistributedDataParallel(model.bfloat16())
 
@@ -143,6 +148,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "own buffers": {"strategy": "fsdp", "model": f"{HERE}:tracked"},
     "of a group": {"strategy": "ddp", "model": f"{HERE}:OfGroup"},
     "mixed": {"layout": f"{HERE}:mixed"},
+    "widened": {"layout": f"{HERE}:widened"},
     "cast": {"layout": f"{HERE}:cast", "dtype": "bfloat16"},
     "warmed": {"layout": f"{HERE}:warmed"},
     "dry": {"layout": f"{HERE}:dry"},
@@ -197,7 +203,7 @@ def result(name: str) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("name", ["loss", "normed", "mixed", "cast", "warmed", "dry"])
+@pytest.mark.parametrize("name", ["loss", "normed", "mixed", "widened", "cast", "warmed", "dry"])
 def test_a_right_run_is_verified_in_all_its_parts(name: str) -> None:
     found = result(name)
     assert found["error"] == ""
