@@ -17,10 +17,9 @@ from dpexp import devices
 from dpexp.data.batch import Batch
 from dpexp.engine.dry_run import PlacementError, predict
 from dpexp.engine.prepare import Prepared
-from dpexp.measurement.observe import eager
 from dpexp.tensors import walk
 from dpexp.timing import Timer
-from dpexp.training.preserve import preserved
+from dpexp.training.preserve import eager, preserved
 
 _DEVICE_OF: Any = torch.Tensor.device.__get__
 _LABEL = "_dpexp_checked_device"

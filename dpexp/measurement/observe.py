@@ -4,7 +4,7 @@ Modules have the names of the model as written: see ``strategies.modules.wrapper
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from itertools import count
 from operator import itemgetter
@@ -19,7 +19,7 @@ from dpexp.record.record import Row
 from dpexp.strategies.modules.tables import TablePart
 from dpexp.strategies.modules.wrappers import Part, Transfer, Wrapper, is_transparent, parts
 from dpexp.strategies.placed import Loss, Placed, StepEndedError, StepObserver
-from dpexp.training.preserve import preserved
+from dpexp.training.preserve import eager, preserved
 
 EPOCH_LIMIT = 16
 """Of a longer epoch, this many first batches and the last one are observed: the others repeat the first."""
@@ -137,16 +137,6 @@ _AFTER_FORWARD = _EndsAfterForward()
 
 def _no_update() -> None:
     """The step ends before it; the forward records what backward needs."""
-
-
-def eager(module: nn.Module) -> AbstractContextManager[Any]:
-    """Compiled modules run as they are written: the compiler would trace the hooks."""
-    return torch.compiler.set_stance("force_eager") if is_compiled(module) else nullcontext()
-
-
-def is_compiled(module: nn.Module) -> bool:
-    """Whether the module, or one in it, is compiled."""
-    return any(hasattr(each, "_orig_mod") or each._compiled_call_impl for each in module.modules())
 
 
 def device_map(placed: Placed) -> list[Row]:

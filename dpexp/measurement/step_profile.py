@@ -15,10 +15,11 @@ from dpexp import devices, tensors
 from dpexp.config.errors import describe
 from dpexp.data.batch import Batch
 from dpexp.measurement.live_storages import LiveStorages, storage_size
-from dpexp.measurement.observe import device_map, device_of, is_compiled, optimizer_map
+from dpexp.measurement.observe import device_map, device_of, optimizer_map
 from dpexp.record.record import Row
 from dpexp.strategies.modules.wrappers import named_buffers, named_parameters, parts
 from dpexp.strategies.placed import Placed, StepObserver
+from dpexp.training.preserve import is_compiled
 from dpexp.training.trainer import Trainer
 
 _Bytes = Counter[str]

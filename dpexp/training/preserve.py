@@ -1,7 +1,8 @@
-"""Preserve: a module that computes and is afterwards as it was before."""
+"""Preserve: a module that computes as it is written, and is afterwards as it was before."""
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 import torch
 from torch import nn
@@ -36,3 +37,13 @@ def _counts(part: nn.Module) -> dict[str, int | float]:
     if type(part).__module__.startswith("torch."):
         return {}
     return {key: value for key, value in vars(part).items() if type(value) in (int, float)}
+
+
+def eager(module: nn.Module) -> AbstractContextManager[Any]:
+    """Compiled modules run as they are written: the compiler would trace the hooks."""
+    return torch.compiler.set_stance("force_eager") if is_compiled(module) else nullcontext()
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Whether the module, or one in it, is compiled."""
+    return any(hasattr(each, "_orig_mod") or each._compiled_call_impl for each in module.modules())

@@ -22,6 +22,7 @@ from dpexp.distributed.process_group import ProcessGroup
 from dpexp.parallel.rng_order import DRAWS, PROBABILITIES, is_random_layer, mark_drawing
 from dpexp.strategies.modules.wrappers import parts, wrapped_key
 from dpexp.strategies.placed import Placed
+from dpexp.training.preserve import eager
 from dpexp.verification.chunks import Chunks
 from dpexp.verification.state import random_state
 
@@ -196,7 +197,8 @@ def drawing_modules(model: nn.Module) -> Iterator[Draws]:
         for name, module in model.named_modules():
             handles.append(module.register_forward_pre_hook(partial(enter, name)))
             handles.append(module.register_forward_hook(leave))
-        yield draws
+        with eager(model):
+            yield draws
         look()
     finally:
         for handle in handles:

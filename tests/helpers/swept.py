@@ -21,7 +21,7 @@ RUNS = {{
     "{waits}": run(model=f"{{MODELS}}:{waits}", check=False),
     "single": run(lr=0.1),
 }}
-CLAIMS = [Claim("It is quick.", "step_ms", "quick", "<", 500.0)]
+CLAIMS = [Claim("It is verified.", "verified", "quick", "==", True)]
 ANSWER, COLUMNS = "It takes {{value step_ms quick}}.", ("step_ms",)
 FIGURE, REPEATS = Bars("", "step_ms", {{}}), 2
 """

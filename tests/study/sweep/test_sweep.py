@@ -163,7 +163,7 @@ def test_tasks_side_by_side_make_one_sweep_and_resume_completes_it(
         assert script("sweep.py", experiment.folder, "--only", cell, "--no-track").returncode == 0
     done = script("sweep.py", experiment.folder, "--resume")
     assert done.returncode == 0, done.stderr
-    assert "HOLDS: It is quick." in done.stdout
+    assert "HOLDS: It is verified." in done.stdout
     runs = swept.runs_of(sweep)
     assert sorted(run.name for run in runs) == sorted(run.name for run in plan_runs(experiment))
     assert Record.load(sweep.folder).summary["done"] == len(runs)
