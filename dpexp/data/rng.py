@@ -4,11 +4,12 @@ Each purpose has its own generator: what one purpose draws does not depend on ho
 """
 
 import hashlib
+import pickle
 import random
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -28,22 +29,30 @@ def seed_globals(seed: int) -> None:
     """Seed the global generators that user code draws from: those of torch, Python and NumPy."""
     torch.manual_seed(seed)
     random.seed(seed)
-    if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed(seed % 2**32)
+    np.random.seed(seed % 2**32)
+
+
+def random_state() -> bytes:
+    """That of the global generators of the host; of equal ones the next numbers are equal."""
+    return pickle.dumps((torch.get_rng_state().numpy(), random.getstate(), np.random.get_state()))
+
+
+def set_random_state(state: bytes) -> None:
+    """The inverse of ``random_state``."""
+    of_torch, of_python, of_numpy = pickle.loads(state)
+    torch.set_rng_state(torch.from_numpy(of_torch))
+    random.setstate(of_python)
+    np.random.set_state(of_numpy)
 
 
 @contextmanager
 def kept_globals() -> Iterator[None]:
     """Restore the global generators of the host at the end."""
-    python, numpy = random.getstate(), sys.modules.get("numpy")
-    of_numpy = numpy.random.get_state() if numpy is not None else None
-    with torch.random.fork_rng(devices=[]):
-        try:
-            yield
-        finally:
-            random.setstate(python)
-            if numpy is not None:
-                numpy.random.set_state(of_numpy)
+    state = random_state()
+    try:
+        yield
+    finally:
+        set_random_state(state)
 
 
 def epoch_order(samples: int, seed: int, epoch: int) -> Tensor:

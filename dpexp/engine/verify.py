@@ -18,10 +18,10 @@ from dpexp.record.record import Row
 from dpexp.timing import Timer
 from dpexp.training.optimizer_choice import OptimizerChoice
 from dpexp.verification.compare import Difference
+from dpexp.verification.failure import Report, no_report
 from dpexp.verification.made_batches import Pieces, made_batches
 from dpexp.verification.proof import Proof
 from dpexp.verification.result import Result, VerificationError, row_of
-from dpexp.verification.take import Report, no_report
 from dpexp.verification.touched_rows import UnknownIdError, with_touched_rows
 
 UNVERIFIED = "--no-check runs it unverified"

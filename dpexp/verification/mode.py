@@ -18,13 +18,13 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.hooks import RemovableHandle
 
+from dpexp.data.rng import random_state
 from dpexp.distributed.process_group import ProcessGroup
 from dpexp.parallel.rng_order import DRAWS, PROBABILITIES, is_random_layer, mark_drawing
 from dpexp.strategies.modules.wrappers import parts, wrapped_key
 from dpexp.strategies.placed import Placed
 from dpexp.training.preserve import eager
 from dpexp.verification.chunks import Chunks
-from dpexp.verification.state import random_state
 
 OTHER_NUMBERS = "random layers draw other numbers than on a single device, and are not compared"
 ALL_ROWS = "batch norms use the statistics of all rows, and random layers are not compared"

@@ -17,6 +17,7 @@ from dpexp.verification.alone import OwnGroupError
 from dpexp.verification.chunks import Chunks
 from dpexp.verification.compare import Limits
 from dpexp.verification.diagnosis.locate import Locator
+from dpexp.verification.failure import Failure, NotComparableError, Report, SingleDeviceError, no_report
 from dpexp.verification.judge import Judge
 from dpexp.verification.mode import OTHER_NUMBERS, Mode, draws, has_batch_norm
 from dpexp.verification.model_copy import copied
@@ -25,14 +26,7 @@ from dpexp.verification.result import TOLERANCE, Result
 from dpexp.verification.rounding import NEGLIGIBLE
 from dpexp.verification.single_device import SingleDevice
 from dpexp.verification.state import read_by_rows
-from dpexp.verification.take import (
-    Failure,
-    NotComparableError,
-    Report,
-    SingleDeviceError,
-    Take,
-    no_report,
-)
+from dpexp.verification.take import Take
 from dpexp.verification.touched_rows import UnknownIdError, touched_rows
 
 FIRST = 4

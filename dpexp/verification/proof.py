@@ -35,6 +35,7 @@ from dpexp.verification.alone import OwnGroupError
 from dpexp.verification.chunks import Chunks
 from dpexp.verification.compare import Limits
 from dpexp.verification.diagnosis.locate import Locator
+from dpexp.verification.failure import Failure, Report, SingleDeviceError, no_report
 from dpexp.verification.gathered_outputs import gathered_outputs, scalars_of_replicas
 from dpexp.verification.judge import Judge
 from dpexp.verification.late import LateCollectives, delays_of
@@ -46,7 +47,7 @@ from dpexp.verification.result import TOLERANCE, Result
 from dpexp.verification.rounding import MARGIN, NARROWER, NEGLIGIBLE
 from dpexp.verification.single_device import SingleDevice, in_dtype
 from dpexp.verification.state import State
-from dpexp.verification.take import Failure, Report, SingleDeviceError, Take, no_report
+from dpexp.verification.take import Take
 from dpexp.verification.unreached import Unreached
 
 LayOut: TypeAlias = Callable[[nn.Module], Placed]

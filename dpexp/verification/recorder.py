@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -32,8 +32,8 @@ class Step:
     Outputs (rows, ...) and gradients, of the full tensors, are on the host; floating-point ones in float64 or
     complex128, so that integers stay exact.
     ``eps`` has the last bit of the type in which each output, and the loss (``None``), was computed.
-    ``modules`` are the calls in the order in which they returned, ``written`` the parameters that the forward
-    changed, ``order`` those of the gradients in the order in which backward finished them.
+    ``modules`` are the calls in the order in which they returned, ``order`` the parameters in the order in
+    which backward finished their gradients.
     """
 
     outputs: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -42,7 +42,6 @@ class Step:
     eps: dict[str | None, float] = field(default_factory=dict)
     calls: Calls = field(default_factory=dict)
     modules: list[tuple[str, int]] = field(default_factory=list)
-    written: set[str] = field(default_factory=set)
     order: list[str] = field(default_factory=list)
 
 
@@ -78,8 +77,8 @@ class Recorder(StepObserver):
 
     Without an optimizer it ends the step after its forward: only outputs are compared then; ``with_loss`` the
     loss as well, and the step goes on.
-    ``has_rows`` is False for a rank without rows, whose outputs are a stand-in's. The calls of modules, the
-    parameters that are written and the order of gradients are recorded inside ``hooks`` only.
+    ``has_rows`` is False for a rank without rows, whose outputs are a stand-in's. The calls of modules and
+    the order of gradients are recorded inside ``hooks`` only.
     """
 
     def __init__(
@@ -87,13 +86,8 @@ class Recorder(StepObserver):
     ) -> None:
         self.step, self.is_complete, self._with_loss = Step(), False, with_loss
         self._trainer, self._has_rows, self._then = trainer, has_rows, then
-        self._versions: dict[str, int] = {}
-        """A number for each parameter before the step, which changes when something writes to it."""
 
     def forward_ended(self, outputs: Any) -> None:
-        if self._versions:
-            now = _versions(self._trainer.parameters())
-            self.step.written = {name for name in now if now[name] != self._versions.get(name)}
         if self._has_rows:
             leaves = {path: leaf for path, leaf in tensors.leaves(outputs) if isinstance(leaf, torch.Tensor)}
             self.step.outputs = {path: widened(leaf) for path, leaf in leaves.items()}
@@ -122,10 +116,7 @@ class Recorder(StepObserver):
         then()
 
     def hooks(self, order: bool = False) -> ExitStack:
-        """Record the outputs of every module until it closes.
-
-        With ``order``, also which parameters are written, and the order of the gradients.
-        """
+        """Record the outputs of every module until it closes; with ``order``, also that of the gradients."""
         handles, seen = list[RemovableHandle](), set[nn.Module]()
         for part in parts(self._trainer.placed.module):
             if part.module not in seen:
@@ -133,7 +124,6 @@ class Recorder(StepObserver):
                 key = (part.name, len(part.wrappers))
                 handles.append(part.module.register_forward_hook(partial(self._add_call, key)))
         parameters = self._trainer.parameters() if order else {}
-        self._versions = _versions(parameters)
         for name, parameter in parameters.items():
             if parameter.requires_grad:
                 finished: Any = partial(_append, self.step.order, name)
@@ -156,18 +146,14 @@ def remove_all(handles: Iterable[RemovableHandle]) -> None:
         handle.remove()
 
 
-def _versions(parameters: Mapping[str, nn.Parameter]) -> dict[str, int]:
-    return {name: parameter._version for name, parameter in parameters.items()}
-
-
 def fewer_collections(model: nn.Module) -> AbstractContextManager[None]:
     """Inside, garbage is searched for some times a step: what is recorded of a step grows with the model."""
     return rarer_garbage_collection(4 * sum(1 for _ in model.modules()))
 
 
-def computed(trainer: Trainer, batch: Batch, with_loss: bool = False) -> Step:
+def computed(trainer: Trainer, batch: Batch) -> Step:
     """What a step on the batch computes, without the optimizer's part; gradients stay in the parameters."""
-    recorder = Recorder(trainer, bool(batch.rows), end_step, with_loss)
+    recorder = Recorder(trainer, bool(batch.rows), end_step)
     with suppress(StepEndedError):
         trainer.step(batch, recorder)
     return recorder.step

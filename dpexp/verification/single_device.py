@@ -20,7 +20,7 @@ from torch import nn
 from dpexp import devices, tensors
 from dpexp.data.batch import Batch
 from dpexp.data.objective import Objective
-from dpexp.data.rng import kept_globals
+from dpexp.data.rng import kept_globals, random_state, set_random_state
 from dpexp.strategies.placed import Placed, StepEndedError
 from dpexp.strategies.ranks.sync_batch_norm import on_one_device
 from dpexp.training.optimizer_choice import OptimizerFactory
@@ -33,7 +33,7 @@ from dpexp.verification.mode import Mode, Switch
 from dpexp.verification.model_copy import copied
 from dpexp.verification.recorder import Recorder, Step, end_step, optimizer_numbers
 from dpexp.verification.rounding import ExactObserver, OtherwiseRounded
-from dpexp.verification.state import State, random_state, set_random_state
+from dpexp.verification.state import State
 
 Buffers: TypeAlias = list[dict[str, torch.Tensor]]
 """Of each chunk of rows, or of all rows."""

@@ -3,34 +3,19 @@
 from __future__ import annotations
 
 import copy
-import pickle
-import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
 import torch
 
 from dpexp import tensors
+from dpexp.data.rng import random_state
 from dpexp.distributed.process_group import ProcessGroup
 from dpexp.strategies.shards import Shards
 from dpexp.training.optimizer_state import groups
 from dpexp.training.optimizers import keeper
 from dpexp.training.trainer import Trainer
-
-
-def random_state() -> bytes:
-    """Of the host's generators that a model may draw from; of equal ones the next numbers are equal."""
-    return pickle.dumps((torch.get_rng_state().numpy(), random.getstate(), np.random.get_state()))
-
-
-def set_random_state(state: bytes) -> None:
-    """The inverse of ``random_state``."""
-    of_torch, of_python, of_numpy = pickle.loads(state)
-    torch.set_rng_state(torch.from_numpy(of_torch))
-    random.setstate(of_python)
-    np.random.set_state(of_numpy)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -27,7 +27,7 @@ from dpexp import devices, tensors
 from dpexp.config.alike import listed
 from dpexp.config.ranges import plural
 from dpexp.data.batch import Batch
-from dpexp.data.rng import kept_globals
+from dpexp.data.rng import kept_globals, set_random_state
 from dpexp.distributed.process_group import ProcessGroup
 from dpexp.parallel.parallel_apply import intra_op_threads
 from dpexp.strategies.modules.wrappers import parts as parts_of_model
@@ -49,12 +49,14 @@ from dpexp.verification.compare import (
     whole_error,
 )
 from dpexp.verification.diagnosis.nonfinite import check_finite
+from dpexp.verification.failure import DiffersError, Failure, NotComparableError, SingleDeviceError
 from dpexp.verification.gathered_outputs import drop_scalars_apart, gathered_outputs
 from dpexp.verification.judge import Judge
 from dpexp.verification.recorder import Computed, Recorder, Step, end_step, optimizer_numbers
 from dpexp.verification.rounding import DRAWS, DRAWS_OF_SHORT, ExactObserver, StepRounding, largest
 from dpexp.verification.single_device import Buffers, SingleDevice
-from dpexp.verification.state import State, set_random_state
+from dpexp.verification.state import State
+from dpexp.verification.window import Window
 
 ROUNDED = 2
 """Last bits by which a number of a parameter may differ after each addition to it."""
@@ -64,48 +66,6 @@ NOT_COMPARABLE = "not comparable"
 """How the note begins that names steps in which rounding would hide an error."""
 
 _T = TypeVar("_T")
-
-Report: TypeAlias = Callable[[Difference, str], object]
-"""Gets a difference, and what differs in words, before anything else is computed for it."""
-
-
-def no_report(difference: Difference, text: str) -> None:
-    """Nobody waits for it."""
-
-
-@dataclass
-class Failure:
-    """The first step that differs, and what both sides computed in it; or ``text`` says all."""
-
-    worst: Difference
-    batch: Batch = field(default_factory=lambda: Batch((), None, 0, 0))
-    found: Step = field(default_factory=Step)
-    expected: Step = field(default_factory=Step)
-    text: str = ""
-    before: Tensors = field(default_factory=dict)
-    """The parameters from which an optimizer's step began that differs."""
-    hint: str = ""
-    """What is known of the cause before the difference is located."""
-
-
-class SingleDeviceError(Exception):
-    """The single device cannot compute the step: in this type, say."""
-
-    def __init__(self, cause: Exception) -> None:
-        super().__init__(str(cause))
-        self.cause = cause
-
-
-class NotComparableError(SingleDeviceError):
-    """It computes the step, and no layout computes the same."""
-
-
-class DiffersError(Exception):
-    """Ends the step of the layout before its optimizer."""
-
-    def __init__(self, failure: Failure) -> None:
-        super().__init__()
-        self.failure = failure
 
 
 @dataclass
@@ -134,7 +94,6 @@ class Take:
 
     def __post_init__(self) -> None:
         self.group: ProcessGroup = self.layout.group
-        self._window: list[tuple[State, Batch]]
         self._left: Tensors
         self._forwarded: Tensors
         self._buffers: Buffers
@@ -151,7 +110,7 @@ class Take:
 
     def release(self) -> None:
         """Drop the copies of the model and of its gradients that the latest step has left."""
-        self._left, self._forwarded, self._window = {}, {}, []
+        self._left, self._forwarded, self._window = {}, {}, Window()
         self._expected, self._found, self._buffers = Step(), Step(), []
         self.single.release()
 
@@ -180,11 +139,7 @@ class Take:
         state, failure = self._state()
         if failure is not None:
             return failure
-        if not state.batches:
-            self._window = []
-        elif self._window:
-            state = self._continued(state)
-        self._window.append((state, batch))
+        state = self._window.add(state, batch, self._expected.gradients)
         self._threads = torch.get_num_threads()
         try:
             self._expected, self._buffers = self.single.step(state, batch, hooks=self.records)
@@ -199,18 +154,6 @@ class Take:
             raise NotComparableError(RuntimeError("it draws random numbers, and each shard draws its own"))
         return None
 
-    def _continued(self, state: State) -> State:
-        """The state in the middle of a window, which keeps what no update changes in memory once."""
-        first = self._window[0][0]
-        self._window = [(replace(each, gradients={}), batch) for each, batch in self._window]
-        same = {n: each for n, each in first.parameters.items() if torch.equal(each, state.parameters[n])}
-        return replace(
-            state,
-            parameters={**state.parameters, **same},
-            optimizer=first.optimizer,
-            gradients=self._expected.gradients,
-        )
-
     def computed(self, found: Step, part: Batch) -> Failure | None:
         """What differs in what the layout has computed of its part of the batch, before its optimizer.
 
@@ -223,7 +166,7 @@ class Take:
             failed = failed or self._judged_written()
         self._found = found
         if failed is not None:
-            return Failure(failed, self._batch, found, self._expected)
+            return Failure(failed, self._window.batch, found, self._expected)
         if self.clips:
             self._clip(found)
         return None
@@ -233,12 +176,12 @@ class Take:
         if self.layout.optimizers is None:
             return None
         with kept_globals():
-            state = self._window[-1][0]
+            state = self._window.state
             state = replace(state, parameters={**state.parameters, **self._forwarded})
             failed = self._judged_update(state, self._found.gradients)
         if failed is None:
             return None
-        return Failure(failed, self._batch, self._found, self._expected, before=state.parameters)
+        return Failure(failed, self._window.batch, self._found, self._expected, before=state.parameters)
 
     def step(
         self, batch: Batch, part: Batch, inside: AbstractContextManager[object] | None = None
@@ -313,10 +256,6 @@ class Take:
         """What the single device has computed in the latest step."""
         return self._expected
 
-    @property
-    def _batch(self) -> Batch:
-        return self._window[-1][1]
-
     def check_state(self) -> Failure | None:
         """What of the layout's state is not the same on all ranks."""
         return self._state()[1]
@@ -385,9 +324,9 @@ class Take:
         """What differs before the optimizer; a rank's buffers begin from those of the first, or its own."""
         errors = dict(self.judge.errors)
         failed = self._judged_from(found, buffers, from_own=False)
-        if failed is not None and failed.kind == "buffers" and len(self._window[-1][0].buffers) > 1:
+        if failed is not None and failed.kind == "buffers" and len(self._window.state.buffers) > 1:
             self.judge.errors = errors
-            _, self._buffers = self._replayed(self.single, None, from_own=True)
+            _, self._buffers = self._window.replayed(self.single, None, from_own=True)
             failed = self._judged_from(found, buffers, from_own=True)
         return failed
 
@@ -405,7 +344,7 @@ class Take:
             Computed(found if self._closes else replace(found, gradients={}), buffers or {}),
             expected,
             lambda draw: of(
-                *self._again(lambda one: self._replayed(one, draw, from_own=from_own), draw, short)
+                *self._again(lambda one: self._window.replayed(one, draw, from_own=from_own), draw, short)
             ),
             lambda: expected if short and not self.is_short else self._in_float64(of),
             self.judge.unmeasured,
@@ -440,20 +379,10 @@ class Take:
         if not self.is_short or self._drew:
             return None
         try:
-            found = of(*self._replayed(self.single.again(torch.float64, autocast=""), None))
+            found = of(*self._window.replayed(self.single.again(torch.float64, autocast=""), None))
         except (RuntimeError, NotImplementedError, TypeError):  # of operators that have no float64
             found = None
         return found if all(self.group.all_gather(found is not None)) else None
-
-    def _replayed(
-        self, single: SingleDevice, draw: int | None, *, from_own: bool = False
-    ) -> tuple[Step, Buffers]:
-        """The batches of the window again, from the first."""
-        step, buffers = Step(), list[dict[str, torch.Tensor]]()
-        for state, batch in self._window:
-            state = replace(state, gradients=step.gradients)
-            step, buffers = single.step(state, batch, draw, from_own=from_own)
-        return step, buffers
 
     def _again(
         self, compute: Callable[[SingleDevice], _T], draw: int | None, short: torch.dtype | None = None
@@ -474,7 +403,7 @@ class Take:
         if self.single.mode.in_chunks:
             is_known = self.single.chunks.is_known
             return [name for name in wanted if is_known or name.rpartition(".")[2] in STATISTICS]
-        before, tolerance = self._window[-1][0].buffers[0], self.judge.unmeasured.tolerance
+        before, tolerance = self._window.state.buffers[0], self.judge.unmeasured.tolerance
         shards = {
             f"{part.name}.{key}".lstrip(".")
             for part in parts_of_model(self.layout.placed.module)
@@ -550,7 +479,7 @@ class Take:
 
     def _amplifying(self) -> str:
         """The first module whose outputs differ by so much when they are rounded otherwise; or nothing."""
-        state, batch = self._window[-1]
+        state, batch = self._window.state, self._window.batch
         expected, _ = self.single.again().step(state, batch, hooks=True)
         found, _ = self._again(lambda one: one.step(state, batch, 0, hooks=True), 0)
         for key in dict.fromkeys(expected.modules):
@@ -566,7 +495,7 @@ class Take:
         if failure.worst.kind == "buffers":
             return
         self.layout.clear()
-        state, batch = self._window[-1]
+        state, batch = self._window.state, self._window.batch
         with suppress(Exception):  # of any kind: what has failed is known
             again, _ = self.single.step(state, batch, hooks=True)
             found = Recorder(self.layout, bool(part.rows), end_step, with_loss=True)

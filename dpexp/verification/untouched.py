@@ -6,7 +6,7 @@ is taken before the layout is made, and again at the end: from the same state it
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from contextlib import suppress
 
 import torch
 from torch import nn
@@ -37,30 +37,31 @@ class Untouched:
         self._model, self._batch = copied(reduced, torch.float64), batch
         self._objective, self._optimizer = objective, optimizer
         self._dtypes = dict.fromkeys((torch.float64, dtype))
-        self._bits = dict(self._step())
+        self._bits = self._step()
 
     def changed(self) -> str:
         """What a single device computes otherwise than before; empty if all bits are the same."""
-        now = dict(self._step())
+        now = self._step()
         name = next((name for name, bits in self._bits.items() if now.get(name) != bits), "")
         return name and f"{name} of a single device had other bits before the layout was made"
 
-    def _step(self) -> Iterator[tuple[str, str]]:
-        """Digests of what a step computes, in each type, in the order in which it is computed."""
+    def _step(self) -> dict[str, str]:
+        """Digests of what a step computes in each type, as far as there are operators for it."""
+        bits = {}
         for dtype in self._dtypes:
-            with kept_globals():
+            with kept_globals(), suppress(RuntimeError, NotImplementedError):
                 seed_globals(1)
-                yield f"random numbers ({dtype})", tensors.digest([torch.rand(4)])
+                bits[f"random numbers ({dtype})"] = tensors.digest([torch.rand(4)])
                 single = SingleDevice(copied(self._model, dtype), self._objective, self._optimizer)
                 state = State.of(single.trainer)
-                try:
-                    step, _ = single.step(state, self._batch)
-                    yield f"outputs ({dtype})", tensors.digest(step.outputs)
-                    yield f"the loss ({dtype})", repr(step.loss)
-                    for name, gradient in step.gradients.items():
-                        yield f"gradient of {name} ({dtype})", tensors.digest([gradient.to_dense()])
-                    after = single.update(state, step.gradients) if self._optimizer is not None else {}
-                    for name, parameter in after.get("parameters", {}).items():
-                        yield f"updated {name} ({dtype})", tensors.digest([parameter])
-                except (RuntimeError, NotImplementedError) as error:  # an operator without this type
-                    yield f"an error ({dtype})", str(error)
+                step, _ = single.step(state, self._batch)
+                after = single.update(state, step.gradients) if self._optimizer is not None else {}
+                bits[f"outputs ({dtype})"] = tensors.digest(step.outputs)
+                bits[f"the loss ({dtype})"] = repr(step.loss)
+                for what, values in (
+                    ("gradient of", step.gradients),
+                    ("updated", after.get("parameters", {})),
+                ):
+                    for name, value in values.items():
+                        bits[f"{what} {name} ({dtype})"] = tensors.digest([value.to_dense()])
+        return bits

@@ -53,7 +53,7 @@ def test_a_window_of_accumulation_keeps_the_parameters_in_memory_once() -> None:
     take = taken(Net().double(), accumulate=3)
     for batch in random_batches(8, 5, 8):
         assert take.step(*[in_dtype(batch, torch.float64)] * 2) is None
-    states = [state for state, _ in take._window]
+    states = [state for state, _ in take._window.batches]
     kept = {id(each) for state in states for each in state.parameters.values()}
     assert (len(states), len(kept)) == (3, len(states[0].parameters))
     assert [bool(state.gradients) for state in states] == [False, False, True]

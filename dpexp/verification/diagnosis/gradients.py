@@ -17,7 +17,8 @@ from dpexp.strategies.modules.wrappers import parts
 from dpexp.verification.compare import Difference, Tensors, parts_of, worst
 from dpexp.verification.diagnosis import patterns
 from dpexp.verification.diagnosis.agreement import Agreement
-from dpexp.verification.take import Failure, Take
+from dpexp.verification.failure import Failure
+from dpexp.verification.take import Take
 
 UNKNOWN = (2, 3, 4)
 """How many shards are tried, where a layout does not say how many it makes."""

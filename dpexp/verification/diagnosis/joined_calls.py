@@ -61,9 +61,8 @@ def joined_call(
         parts.extend([pieces] if len(ranks) > 1 else [[piece] for piece in pieces])
     share = any(len(pieces) > 1 for pieces in parts)
     everywhere = [[piece[index] for pieces in parts for piece in pieces] for index in range(len(wanted))]
-    are_split = [_are_split(() if share else rows, *pair) for pair in zip(everywhere, wanted, strict=True)]
-    if any(are_split):
-        return [_of_split(*each) for each in zip(are_split, everywhere, wanted, strict=True)]
+    if any(_are_split(() if share else rows, *pair) for pair in zip(everywhere, wanted, strict=True)):
+        return None
     together = [
         _cat([_of_rows([piece[index] for piece in pieces], expected) for pieces in parts if pieces], expected)
         for index, expected in enumerate(wanted)
@@ -107,23 +106,6 @@ def _are_split(rows: Sequence[int], pieces: Outputs, expected: torch.Tensor) -> 
     shares = zip(pieces, rows, strict=False)
     is_otherwise = any(len(piece) * sum(rows) != share * len(expected) for piece, share in shares)
     return not rows or (len(rows) == len(pieces) and is_otherwise)
-
-
-def _of_split(are_split: bool, pieces: Outputs, expected: torch.Tensor) -> torch.Tensor:
-    """What ranks that share out the rows have together.
-
-    They may have the rows in an order of their own: the same numbers are enough. A count of rows is a sum.
-    """
-    if are_split:
-        found = torch.cat([piece.cpu() for piece in pieces])
-        if found.is_complex() or distance(found, expected) == 0:
-            return found
-        order, values = expected.cpu().flatten().argsort(), found.flatten().sort().values
-        return torch.empty_like(values).index_copy_(0, order, values).view_as(expected)
-    candidates = [_of_rows(pieces, expected)]
-    if all(piece.shape == expected.shape for piece in pieces):
-        candidates.append(torch.stack([piece.cpu() for piece in pieces]).sum(0).to(expected.dtype))
-    return min(candidates, key=lambda found: distance(found, expected))
 
 
 def _of_rows(pieces: Outputs, expected: torch.Tensor) -> torch.Tensor:

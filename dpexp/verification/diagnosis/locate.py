@@ -18,7 +18,8 @@ from dpexp.verification.diagnosis import patterns
 from dpexp.verification.diagnosis.agreement import Agreement
 from dpexp.verification.diagnosis.gradients import FirstGradient
 from dpexp.verification.diagnosis.modules import FirstModule
-from dpexp.verification.take import Failure, Report, Take, no_report
+from dpexp.verification.failure import Failure, Report, no_report
+from dpexp.verification.take import Take
 
 OF_OPTIMIZER = ("parameters", "updates", "optimizer")
 """The kinds of tensors that the optimizer has made."""

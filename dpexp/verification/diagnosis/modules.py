@@ -16,8 +16,9 @@ from dpexp.verification.diagnosis import patterns
 from dpexp.verification.diagnosis.agreement import Agreement
 from dpexp.verification.diagnosis.gradients import BESIDE
 from dpexp.verification.diagnosis.joined_calls import Key, Outputs, joined_call, joined_chunks, local_calls
+from dpexp.verification.failure import Failure
 from dpexp.verification.recorder import Calls, widened
-from dpexp.verification.take import Failure, Take
+from dpexp.verification.take import Take
 
 Error: TypeAlias = Callable[[torch.Tensor, torch.Tensor], float]
 

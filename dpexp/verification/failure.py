@@ -1,0 +1,53 @@
+"""Failure: the first step that differs, and the errors that end a take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from dpexp.data.batch import Batch
+from dpexp.verification.compare import Difference, Tensors
+from dpexp.verification.recorder import Step
+
+Report: TypeAlias = Callable[[Difference, str], object]
+"""Gets a difference, and what differs in words, before anything else is computed for it."""
+
+
+def no_report(difference: Difference, text: str) -> None:
+    """Nobody waits for it."""
+
+
+@dataclass
+class Failure:
+    """The first step that differs, and what both sides computed in it; or ``text`` says all."""
+
+    worst: Difference
+    batch: Batch = field(default_factory=lambda: Batch((), None, 0, 0))
+    found: Step = field(default_factory=Step)
+    expected: Step = field(default_factory=Step)
+    text: str = ""
+    before: Tensors = field(default_factory=dict)
+    """The parameters from which an optimizer's step began that differs."""
+    hint: str = ""
+    """What is known of the cause before the difference is located."""
+
+
+class SingleDeviceError(Exception):
+    """The single device cannot compute the step: in this type, say."""
+
+    def __init__(self, cause: Exception) -> None:
+        super().__init__(str(cause))
+        self.cause = cause
+
+
+class NotComparableError(SingleDeviceError):
+    """It computes the step, and no layout computes the same."""
+
+
+class DiffersError(Exception):
+    """Ends the step of the layout before its optimizer."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__()
+        self.failure = failure

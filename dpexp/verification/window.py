@@ -1,0 +1,59 @@
+"""Window: the batches whose gradients accumulate to one step of the optimizer, each with its state."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from dpexp.data.batch import Batch
+from dpexp.verification.compare import Tensors
+from dpexp.verification.recorder import Step
+from dpexp.verification.single_device import Buffers, SingleDevice
+from dpexp.verification.state import State
+
+
+class Window:
+    """``batches`` since the optimizer's latest step, each with the state before it."""
+
+    def __init__(self) -> None:
+        self.batches = list[tuple[State, Batch]]()
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    @property
+    def state(self) -> State:
+        """That before the latest batch."""
+        return self.batches[-1][0]
+
+    @property
+    def batch(self) -> Batch:
+        """The latest one."""
+        return self.batches[-1][1]
+
+    def add(self, state: State, batch: Batch, gradients: Tensors) -> State:
+        """The state before this batch: ``gradients`` are those of a single device so far.
+
+        What no update changes between batches is in memory once.
+        """
+        if not state.batches:
+            self.batches = []
+        elif self.batches:
+            first = self.batches[0][0]
+            self.batches = [(replace(each, gradients={}), before) for each, before in self.batches]
+            same = {n: each for n, each in first.parameters.items() if torch.equal(each, state.parameters[n])}
+            parameters = {**state.parameters, **same}
+            state = replace(state, parameters=parameters, optimizer=first.optimizer, gradients=gradients)
+        self.batches.append((state, batch))
+        return state
+
+    def replayed(
+        self, single: SingleDevice, draw: int | None, *, from_own: bool = False
+    ) -> tuple[Step, Buffers]:
+        """What a single device computes of all of them again, from the first on."""
+        step, buffers = Step(), list[dict[str, torch.Tensor]]()
+        for state, batch in self.batches:
+            state = replace(state, gradients=step.gradients)
+            step, buffers = single.step(state, batch, draw, from_own=from_own)
+        return step, buffers
