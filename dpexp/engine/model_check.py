@@ -106,7 +106,7 @@ def try_one_batch(
     trains: bool,
     autocast: str,
 ) -> str:
-    """Run one batch through model, loss and metrics on the host, and restore buffers and random state.
+    """Run one batch through model, loss and metrics on the host, and restore what that changes.
 
     ``autocast`` is the dtype of mixed precision, empty for none. Modules that draw random numbers are marked:
     replicas that share a generator compute them in order.
@@ -123,12 +123,12 @@ def try_one_batch(
         ):
             outputs = model(*batch.inputs)
         after = _attributes(model)
-        mark_drawing(model, draws.names)
         with devices.autocast(devices.HOST, autocast):
             loss = _loss(data, outputs, batch.targets)
         evaluation.try_metrics(outputs, batch.targets)
         if needs_gradients and loss.requires_grad and (unused := _unused(model, loss)):
             strategy.unused(unused)
+    mark_drawing(model, draws.names)
     changed = [name for name, value in after.items() if name not in before or before[name] != value]
     if not changed:
         return ""

@@ -10,33 +10,44 @@ from torch import nn
 
 @contextmanager
 def preserved(module: nn.Module, used: Iterable[torch.device] = ()) -> Iterator[None]:
-    """Restore the module's buffers, gradients and counts, and the random states of host and ``used``."""
-    saved = {name: buffer.detach().clone() for name, buffer in module.named_buffers()}
+    """Restore what a forward may change, gradients, and the random states of host and ``used``."""
+    saved = {name: tensor.detach().clone() for name, tensor in _written(module).items()}
     gradients = [(parameter, parameter.grad) for parameter in module.parameters()]
-    counts = [(vars(part), _counts(part)) for part in module.modules()]
+    attributes = [(part, dict(vars(part)), _registered(part)) for part in module.modules() if _is_users(part)]
     cuda = sorted({device.index or 0 for device in used if device.type == "cuda"})
     with torch.random.fork_rng(devices=cuda):
         try:
             yield
         finally:
-            for part in module.modules():
-                for key in _counts(part):
-                    del vars(part)[key]
-            for attributes, of_part in counts:
-                attributes.update(of_part)
+            for part, before, registered in attributes:
+                if registered == _registered(part):  # else its first forward has made it
+                    vars(part).clear()
+                    vars(part).update(before)
             for parameter, gradient in gradients:
                 parameter.grad = gradient
             with torch.no_grad():
-                for name, buffer in module.named_buffers():
-                    if name in saved and saved[name].shape == buffer.shape:  # else a lazy cache has grown
-                        buffer.copy_(saved[name])
+                for name, tensor in _written(module).items():
+                    if name in saved and saved[name].shape == tensor.shape:  # else a lazy cache has grown
+                        tensor.copy_(saved[name])
 
 
-def _counts(part: nn.Module) -> dict[str, int | float]:
-    """The numbers that a user's module has as attributes: of its forwards, to know when to synchronize."""
-    if type(part).__module__.startswith("torch."):
-        return {}
-    return {key: value for key, value in vars(part).items() if type(value) in (int, float)}
+def _written(module: nn.Module) -> dict[str, torch.Tensor]:
+    """What a forward may write in place: buffers, and tables whose rows it scales to a largest norm."""
+    tables = {
+        f"{name}.weight": part.weight
+        for name, part in module.named_modules()
+        if isinstance(part, nn.Embedding | nn.EmbeddingBag) and part.max_norm is not None
+    }
+    return dict(module.named_buffers()) | tables
+
+
+def _is_users(part: nn.Module) -> bool:
+    """Whether a user wrote it: its attributes may count its forwards, or keep a state between them."""
+    return not type(part).__module__.startswith("torch.")
+
+
+def _registered(part: nn.Module) -> set[str]:
+    return {*part._parameters, *part._buffers, *part._modules}
 
 
 def eager(module: nn.Module) -> AbstractContextManager[Any]:
