@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.hooks import RemovableHandle
@@ -25,6 +26,7 @@ from dpexp.strategies.modules.wrappers import parts, wrapped_key
 from dpexp.strategies.placed import Placed
 from dpexp.training.preserve import eager
 from dpexp.verification.chunks import Chunks
+from dpexp.verification.recorder import Step
 
 OTHER_NUMBERS = "random layers draw other numbers than on a single device, and are not compared"
 ALL_ROWS = "batch norms use the statistics of all rows, and random layers are not compared"
@@ -69,28 +71,51 @@ class Switch:
 class Nature:
     """What of a model depends on the rows beside a row (``batch_norms``), or on random numbers (``drawing``).
 
+    ``reached`` are the parameters that get a gradient.
     ``has_no_eval_mode``: a batch norm without running statistics uses those of its rows in eval mode, too.
     """
 
     batch_norms: frozenset[str]
     drawing: frozenset[str]
+    reached: frozenset[str]
     has_no_eval_mode: bool = False
 
     @classmethod
-    def of(cls, model: nn.Module, step: Callable[[frozenset[str]], bool]) -> Nature:
-        """``step(quiet)`` takes a step with these modules in eval mode; whether it drew."""
+    def of(cls, model: nn.Module, step: Callable[[frozenset[str]], tuple[Step, bool]]) -> Nature:
+        """``step(quiet)`` takes a step with these modules in eval mode: what it computed, whether it drew.
+
+        Where that is something else than as written, it is the whole model that draws.
+        """
         layers = {name: part for name, part in model.named_modules() if part.training}
         norms = frozenset(name for name, part in layers.items() if isinstance(part, _BatchNorm))
         drawing = frozenset(name for name, part in layers.items() if is_random_layer(part))
+        with eager(model):
+            outputs, reached, _ = _computed(step, frozenset())
         while WHOLE_MODEL not in drawing:
             with drawing_modules(model) as draws:
-                drew = step(norms | drawing)
+                try:
+                    found, names, drew = _computed(step, norms | drawing)
+                except Exception:  # of any kind: in eval mode a model may return what its loss does not take
+                    found, names, drew = frozenset(), frozenset(), False
+            if not (outputs <= found and reached <= names):
+                drawing |= {WHOLE_MODEL}
+                break
+            reached = names
             if not (draws.any or drew):
                 break
             drawing = more_quiet(drawing, draws.names)
         mark_drawing(model, drawing - {WHOLE_MODEL})
         without_statistics = any(map(_has_no_statistics, model.modules()))
-        return cls(norms, drawing, without_statistics)
+        return cls(norms, drawing, reached, without_statistics)
+
+
+def _computed(
+    step: Callable[[frozenset[str]], tuple[Step, bool]], quiet: frozenset[str]
+) -> tuple[frozenset[tuple[str, torch.Size]], frozenset[str], bool]:
+    """The outputs of a step by their shapes, the parameters that get a gradient, and whether it drew."""
+    made, drew = step(quiet)
+    outputs = frozenset((path, each.shape) for path, each in made.outputs.items())
+    return outputs, frozenset(made.gradients), drew
 
 
 def _has_no_statistics(part: nn.Module) -> bool:
@@ -119,6 +144,8 @@ class Modes:
         together = Mode(norms | drawing)
         if not (norms | drawing) and not nature.has_no_eval_mode:
             return cls(together, ())
+        if WHOLE_MODEL in drawing and not chunks.draws_alike:
+            return cls(None, ())
         strict = Mode(synchronized if chunks.are_synchronized else frozenset(), True)
         others = []
         if not chunks.draws_alike:

@@ -105,7 +105,7 @@ class Proof:
             self._probe = self._single_device()
             self._initial = State.of(self._probe.trainer)
             try:
-                self._nature = Nature.of(self._probe.trainer.placed.module, self._drew)
+                self._nature = Nature.of(self._probe.trainer.placed.module, self._tried)
                 break
             except (RuntimeError, NotImplementedError) as error:
                 narrower, first_error = NARROWER.get(self.dtype), first_error or error
@@ -122,11 +122,9 @@ class Proof:
     def _single_device(self) -> SingleDevice:
         return SingleDevice(copied(self.model, self.dtype), self.objective, self.optimizer)
 
-    def _drew(self, quiet: frozenset[str]) -> bool:
+    def _tried(self, quiet: frozenset[str]) -> tuple[Step, bool]:
         self._probe.set_mode(Mode(quiet))
-        step, _ = self._probe.step(self._initial, self.batches[0])
-        self._reached = step.gradients.keys()
-        return self._probe.drew
+        return self._probe.step(self._initial, self.batches[0])[0], self._probe.drew
 
     def _lay_out(self) -> None:
         """Make the layout, of a copy with the modes of the model as written, and take its steps."""
@@ -163,7 +161,8 @@ class Proof:
         self._initial.load(self._single.trainer)
         failure = self._take.check_placed()
         if together is None:
-            only = ": compared in training mode only" if self.optimizer is not None else ""
+            trains = self._modes.training and self.optimizer is not None
+            only = ": compared in training mode only" if trains else ""
             self._note(f"no mode of the model computes its rows apart from each other{only}")
         elif failure is None:
             self._set_mode(together)
@@ -240,7 +239,8 @@ class Proof:
         """
         if self.pieces.ranks == 1 and not self._nature.batch_norms:
             return ""  # what raises in one process keeps no other waiting
-        self._probe.set_mode(Mode(self._nature.drawing - {WHOLE_MODEL}))
+        drawing = self._nature.drawing
+        self._probe.set_mode(Mode(frozenset() if WHOLE_MODEL in drawing else drawing))
         try:
             found = [self._probe.step(self._initial, each)[0] for each in (batch, *self.pieces.of(batch))]
         except Exception as error:  # of any kind: it is the user's model
@@ -248,7 +248,7 @@ class Proof:
         has_idle = len(torch.arange(batch.rows).chunk(self.pieces.ranks)) < self.pieces.ranks
         if has_idle and self._nature.batch_norms:
             return "a rank without rows would have statistics of its own"
-        if self.pieces.ranks > 1 and any(each.gradients.keys() != self._reached for each in found):
+        if self.pieces.ranks > 1 and any(each.gradients.keys() != self._nature.reached for each in found):
             return "its rows do not reach the parameters that those of a whole batch reach"
         return ""
 

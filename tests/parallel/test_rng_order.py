@@ -11,6 +11,7 @@ from dpexp.devices import current_device, virtual
 from dpexp.parallel import parallel_apply
 from dpexp.parallel.rng_order import RngOrder, draws_random_numbers, is_random_layer
 from dpexp.verification.mode import Nature, Switch
+from dpexp.verification.recorder import Step
 
 
 class StochasticDepth(nn.Module):
@@ -52,7 +53,7 @@ def test_layers_that_draw_in_training_are_recognized(module: nn.Module, expected
 
 def put_into_eval_mode(model: nn.Module) -> list[str]:
     """The names of the modules that verification compares in eval mode."""
-    nature = Nature.of(model, lambda quiet: False)
+    nature = Nature.of(model, lambda quiet: (Step(), False))
     Switch(model).set(nature.batch_norms | nature.drawing)
     return sorted(nature.batch_norms | nature.drawing)
 

@@ -49,6 +49,26 @@ class Recurrent(nn.Module):
         return self.head(functional.dropout(last, 0.2, self.training))
 
 
+class Auxiliary(nn.Module):
+    """Draws, and has a second head in training only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.head, self.second = nn.Linear(5, 4), nn.Linear(4, 2), nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        hidden = functional.dropout(self.layer(x), 0.2, self.training)
+        return self.head(hidden) + self.second(hidden) if self.training else self.head(hidden)
+
+
+class Predicts(Auxiliary):
+    """Returns classes in eval mode, of which its loss has no gradient."""
+
+    def forward(self, x: torch.Tensor) -> Any:
+        outputs = super().forward(x)
+        return outputs if self.training else outputs.argmax(1)
+
+
 def prove(model: nn.Module, lay_out: Any, devices: list[torch.device] = DEVICES) -> Result:
     torch.manual_seed(0)
     batches = [(torch.randn(rows, 5), torch.randn(rows, 2)) for rows in (12, 7, 12)]
@@ -63,7 +83,7 @@ def changed(change: Callable[[Any], object], around: Any = DataParallel) -> Any:
     return lay_out
 
 
-@pytest.mark.parametrize("make", [net, Autoencoder, Recurrent])
+@pytest.mark.parametrize("make", [net, Autoencoder, Recurrent, Auxiliary, Predicts])
 @pytest.mark.parametrize("devices", [DEVICES[:1], DEVICES])
 def test_right_layouts_are_proven_in_training_mode(make: Any, devices: list[torch.device]) -> None:
     result = prove(make(), DataParallel, devices)
@@ -94,6 +114,15 @@ def test_what_is_wrong_in_training_mode_alone_is_found(name: str) -> None:
     change, words = WRONG[name]
     with pytest.raises(VerificationError, match=rf"in training mode, step 1 \(12 rows\): .*{words}"):
         prove(net(), changed(change))
+
+
+@pytest.mark.parametrize("make", [Auxiliary, Predicts])
+def test_what_a_model_computes_in_training_only_is_compared_there_or_not_at_all(make: Any) -> None:
+    wrong = changed(lambda model: model.second.weight.register_hook(lambda gradient: 2 * gradient))
+    with pytest.raises(VerificationError, match=r"in training mode, .* gradients \(second\.weight\)"):
+        prove(make(), wrong)
+    with pytest.raises(ConfigError, match="nothing could be compared: no mode of the model computes"):
+        prove(make(), Reordered, DEVICES[:2])
 
 
 def test_what_dropout_leaves_and_does_not_scale_is_found_though_a_layout_may_draw_other_numbers() -> None:
