@@ -43,6 +43,7 @@ from dpexp.training.optimizer_check import check_optimizer
 from dpexp.training.optimizer_choice import OptimizerChoice
 from dpexp.training.trainer import Trainer
 from dpexp.verification.alone import alone
+from dpexp.verification.model_copy import check_not_scripted
 from dpexp.verification.touched_rows import with_touched_rows
 from dpexp.verification.untouched import Untouched
 
@@ -176,6 +177,7 @@ def prepare(
     strategy = STRATEGIES[config.strategy](config, group)
     model = models.build(found["model"], source.features)
     check_not_wrapped(model)
+    check_not_scripted(model)
     cache_note = turn_off_cache(model)
     dtype: torch.dtype = getattr(torch, config.dtype)
     dataset = _dataset(config, source, model, found.get("validation")).to(dtype)

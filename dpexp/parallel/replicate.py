@@ -39,8 +39,7 @@ def replicate(module: _M, devices: Sequence[DeviceId], detach: bool = False) -> 
     devices are not copied either, because no forward writes to them. Buffers are always copied, because a
     forward may write to them.
 
-    Raises RuntimeError for lazy parameters that no batch has initialized, and for scripted modules that
-    contain Python ones.
+    Raises RuntimeError for lazy parameters that no batch has initialized.
     """
     originals = list(module.modules())
     replicas = [{id(original): _shell(original) for original in originals} for _ in devices]
@@ -156,10 +155,6 @@ class Broadcast(torch.autograd.Function):
 
 def _shell(original: nn.Module) -> nn.Module:
     """The module with its plain attributes and hooks, without parameters, buffers and submodules."""
-    if isinstance(original, torch.jit.ScriptModule):
-        _check_scripted(original)
-        script: nn.Module = original._replicate_for_data_parallel()  # type: ignore[no-untyped-call]
-        return script
     if type(original)._replicate_for_data_parallel is nn.Module._replicate_for_data_parallel:
         shell = type(original).__new__(type(original))  # does the same, four times as fast
         shell.__dict__.update(original.__dict__, _is_replica=True)
@@ -174,7 +169,7 @@ def _fill(original: nn.Module, shells: dict[int, nn.Module], copies: dict[int, t
     shell = shells[id(original)]
     add_module, add_parameter = shell._modules.__setitem__, shell.__dict__.__setitem__
     add_buffer = shell._buffers.__setitem__
-    if type(original).__setattr__ is not nn.Module.__setattr__:  # that of RNNs and scripts does more
+    if type(original).__setattr__ is not nn.Module.__setattr__:  # that of RNNs does more
         add_module = add_parameter = add_buffer = functools.partial(setattr, shell)
     tables: tuple[tuple[Any, Any, Any, dict[int, Any]], ...] = (
         (original._modules, shell._modules, add_module, shells),
@@ -187,13 +182,3 @@ def _fill(original: nn.Module, shells: dict[int, nn.Module], copies: dict[int, t
                 registered[name] = None
             else:
                 add(name, new[id(value)])
-
-
-def _check_scripted(script: torch.jit.ScriptModule) -> None:
-    """A script can be replicated, and so can Python modules that contain scripts; not the reverse."""
-    for name, part in script.named_modules():
-        if not isinstance(part, torch.jit.ScriptModule):
-            raise RuntimeError(
-                f"cannot replicate the scripted module {script.original_name}: its submodule '{name}' is a "
-                "Python module; script it as well"
-            )

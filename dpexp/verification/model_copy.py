@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from dpexp import tensors
+from dpexp.config.errors import ConfigError
 from dpexp.strategies.modules.hooks import carry_hooks
 
 
@@ -36,6 +37,16 @@ def check_copyable(model: nn.Module) -> None:
     copy.deepcopy(model, memo)
     for parameter in model.parameters():
         carry_hooks(parameter, torch.empty(0, requires_grad=parameter.requires_grad), memo)
+
+
+def check_not_scripted(model: nn.Module) -> None:
+    """Raises ConfigError for a module of torch.jit, which takes no hooks of Python."""
+    for name, part in model.named_modules():
+        if isinstance(part, torch.jit.ScriptModule):
+            what = f"{name} of the model" if name else "the model"
+            raise ConfigError(
+                f"{what} is a module of torch.jit: give it as it was written; torch.compile compiles it"
+            )
 
 
 def first_copies(model: nn.Module) -> dict[int, Any]:

@@ -25,6 +25,7 @@ from dpexp.strategies.placed import Placed
 from dpexp.timing import Timer
 from dpexp.training.optimizer_choice import OwnOptimizer
 from dpexp.verification.made_batches import Pieces, made_batches
+from dpexp.verification.model_copy import check_not_scripted
 from dpexp.verification.proof import Proof
 from dpexp.verification.result import Result, VerificationError
 from dpexp.verification.untouched import Untouched
@@ -57,6 +58,7 @@ def prove(
     Returns the largest differences. Raises VerificationError, with what differs first and how, and
     ConfigError for a layout or batches that cannot be compared. Every rank must call it.
     """
+    check_not_scripted(model)
     global_batches = [_batch(inputs, targets) for inputs, targets in batches]
     if not global_batches:
         raise ConfigError("prove: there are no batches")

@@ -174,7 +174,7 @@ MODELS = [
     bad("whole --model $user:Empty", "the model has no parameters: there is nothing to train; --eval"),
     bad("whole --model $user:Wrapped", "has block2 in nn.DataParallel", "block --block block2"),
     bad("single --model $user:wrapped", "is an nn.DataParallel", "whole puts it in DataParallel"),
-    bad("whole --model $user:scripted --data random:shape=5", "is not supported on ScriptModules"),
+    bad("whole --model $user:scripted --data random:shape=5", "the model is a module of torch.jit"),
     bad("fsdp --model $user:SparseTable", "those of table are sparse: make them with sparse=False"),
     failed("single --model $user:Thawed", *THAWED),
     failed("whole --virtual 2 --model $user:Thawed --no-check --steps 9", *THAWED),

@@ -345,14 +345,6 @@ def test_a_lazy_module_is_refused_until_a_batch_initializes_it() -> None:
     assert [replica.weight.shape for replica in replicate(lazy, virtual(2))] == [(2, 3)] * 2
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning", "ignore:.*torch.jit:FutureWarning")
-def test_scripted_modules_are_replicated() -> None:
-    net = nn.Sequential(nn.Linear(4, 3), nn.Tanh()).double()
-    x = torch.randn(7, 4, dtype=torch.double)
-    same(torch.jit.script(net), x)
-    same(nn.Sequential(torch.jit.script(net), nn.Linear(3, 1).double()), x)
-
-
 def test_recurrent_layers_use_the_weights_of_the_replica() -> None:
     class Last(nn.Module):
         def __init__(self) -> None:

@@ -113,6 +113,13 @@ def test_what_cannot_be_compared_is_refused(layout: Any, data: Any, message: str
         dpexp.prove(Blocks(10, 20, 20), layout, given, nn.functional.mse_loss, devices=DEVICES)
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning", "ignore:.*torch.jit:FutureWarning")
+def test_a_scripted_part_is_refused_by_name() -> None:
+    model = nn.Sequential(nn.Linear(10, 20), torch.jit.script(nn.ReLU()))
+    with pytest.raises(ConfigError, match=r"^1 of the model is a module of torch\.jit: .* torch\.compile"):
+        dpexp.prove(model, data_parallel, batches(), nn.functional.mse_loss, devices=DEVICES)
+
+
 def test_the_example_of_the_docs_proves_a_layout_over_ranks(tmp_path: Path) -> None:
     write_examples("docs/custom-layouts.md", tmp_path)
     root = str(Path(dpexp.__file__).parents[1])

@@ -199,7 +199,7 @@ def forward_signature(model: nn.Module) -> inspect.Signature | None:
     """The signature of the model's forward; None where Python does not know it."""
     try:
         return inspect.signature(model.forward)
-    except (TypeError, ValueError):  # a scripted module
+    except (TypeError, ValueError):  # a built-in function
         return None
 
 
