@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import IterableDataset
+from torch.utils.data import IterableDataset, default_collate
 
 from dpexp import tensors
 from dpexp.config.errors import ConfigError, as_config_error
@@ -54,7 +54,7 @@ class UserSource(Source):
         self.train = map_style(train, what)
         self.test = map_style(test, what) if test is not None else None
         for part in filter(None, (self.train, self.test)):
-            self._check(part.dataset)
+            self._check(part)
         self.features = _features(self.train.dataset)
 
     def dataset(self, model: nn.Module, seed: int) -> UserDataset:
@@ -63,12 +63,13 @@ class UserSource(Source):
             return UserDataset(name, description, objective, test, of, forward)
 
         objective, forward = self.objective(model), forward_signature(model)
-        if split(self.train.dataset[0])[1] is None:
+        if split(self.train.first)[1] is None:
             self.note = objective.without_targets
         held_out = part(self.name + " (test)", self.test, None) if self.test is not None else None
         return part(self.name, self.train, held_out)
 
-    def _check(self, dataset: Any) -> None:
+    def _check(self, part: MapStyle) -> None:
+        dataset = part.dataset
         is_map_style = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
         if isinstance(dataset, IterableDataset) or not is_map_style:
             raise ConfigError(
@@ -81,9 +82,10 @@ class UserSource(Source):
         if samples == 0:
             raise ConfigError(f"{self.where}: the dataset of {self.name} is empty")
         with as_config_error(f"{self.where}: sample 0 of {self.name}"):
-            sample = dataset[0]
+            sample = part.first
         if wrong := problem(sample):
-            raise ConfigError(f"{self.where}: sample 0 of {self.name} {wrong}")
+            joined = ", as its collate_fn returns it," if part.collate is not default_collate else ""
+            raise ConfigError(f"{self.where}: sample 0 of {self.name}{joined} {wrong}")
 
 
 def _features(dataset: Any) -> Features | None:

@@ -142,6 +142,12 @@ class MapStyle:
     collate: Callable[[list[Any]], Any] = default_collate
     order: LoaderOrder | None = None
 
+    @property
+    def first(self) -> Any:
+        """The first sample, or the batch that a ``collate_fn`` makes of it."""
+        sample = self.dataset[0]
+        return sample if self.collate is default_collate else self.collate([sample])
+
 
 def map_style(value: Any, what: str) -> MapStyle:
     """What a loader, or arrays, hold as a map-style data set; other things as they are.

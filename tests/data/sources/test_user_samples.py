@@ -100,6 +100,22 @@ def test_a_loader_without_global_batches_is_refused(loader: Any, message: str) -
         source(loader)
 
 
+def pairs_of_two(rows: list[Any]) -> Any:
+    a, b, y = default_collate(rows)
+    return (a, b), y
+
+
+def test_where_a_collate_fn_joins_samples_it_is_its_batch_that_has_inputs_and_targets() -> None:
+    threes = TensorDataset(A, B, Y)
+    found = source(DataLoader(threes, 2, collate_fn=pairs_of_two)).dataset(nn.Bilinear(5, 5, 2), 0)
+    inputs, targets = found.fetch(torch.tensor([0, 1]))
+    assert [float(each[0, 0]) for each in (*inputs, targets)] == [0, 1, 2]
+    with pytest.raises(ConfigError, match=r"sample 0 of \S+ is a tuple of 3; it must be a pair"):
+        source(threes)
+    with pytest.raises(ConfigError, match=r"sample 0 of \S+, as its collate_fn returns it, is a list of 3;"):
+        source(DataLoader(PAIRS, 2, collate_fn=lambda rows: [*default_collate(rows), 0]))
+
+
 class Scaled(nn.Linear):
     def forward(self, x: Any, scale: Any) -> Any:
         return super().forward(x) * scale.sum()
