@@ -145,10 +145,11 @@ def check_parameters(model: nn.Module, placed: Placed, group: ProcessGroup) -> N
     unknown = sorted(found.keys() - written.keys())
     missing = sorted(written.keys() - group.complete(dict.fromkeys(found)).keys())
     if unknown or missing:
-        names = f"it has {listed(unknown)}" if unknown else "it has no others"
+        lacks = [f"lacks parameters of the model: {listed(missing)}"] if missing else []
+        has = [f"has parameters of its own: {listed(unknown)}"] if unknown else []
         raise ConfigError(
-            f"the module lacks parameters of the model: {listed(missing) or 'none'}; {names}. "
-            "Parameters keep their names: replace modules inside the model, or wrap it in DDP"
+            f"the module {'; it '.join([*lacks, *has])}. "
+            "Parameters keep their names and ties: replace modules inside the model, or wrap it in DDP"
         )
     for name, parameter in found.items():
         shape = placed.shards.full_tensor(name, parameter).shape

@@ -61,6 +61,11 @@ def renamed(model: Any, devices: Any) -> nn.Module:
     return nn.Sequential(model)
 
 
+def added(model: Any, devices: Any) -> nn.Module:
+    model.extra = nn.Parameter(torch.zeros(1))
+    return model  # type: ignore[no-any-return]
+
+
 def cut(model: Any, devices: Any) -> nn.Module:
     model.block1.weight = nn.Parameter(model.block1.weight[:10])
     return model  # type: ignore[no-any-return]

@@ -131,6 +131,7 @@ def test_a_layout_over_devices_is_one_process() -> None:
         ({"layout": f"{LAYOUTS}:returns_nothing"}, "returned NoneType, not a torch"),
         ({"layout": f"{LAYOUTS}:raises"}, "KeyError: 'block9'"),
         ({"layout": f"{LAYOUTS}:renamed"}, "lacks parameters of the model: block1.bias"),
+        ({"layout": f"{LAYOUTS}:added"}, r"the module has parameters of its own: extra\. "),
         ({"layout": f"{LAYOUTS}:cut"}, r"block1.weight has shape \(10, 10\), in the model it has \(20, 10\)"),
     ],
 )
