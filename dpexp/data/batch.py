@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -56,6 +56,11 @@ class Batch:
         index = torch.tensor([number % self.rows for number in numbers])
         inputs, targets = self._mapped(lambda tensor: tensor.index_select(0, index), torch.clone)
         return Batch(inputs, targets, len(index), len(index))
+
+    def copied(self) -> Batch:
+        """The batch in memory of its own: a forward may write to its inputs, and a loss to its targets."""
+        inputs, targets = self._mapped(torch.clone, torch.clone)
+        return replace(self, inputs=inputs, targets=targets)
 
     def whole(self) -> dict[str, str]:
         """{path: shape} of the tensors that have no rows to split; those of one row broadcast, and have."""

@@ -198,7 +198,7 @@ def prepare(
         first, trains = next(prepared.batches(0)), not config.eval
         first.check_rows(strategy.parts(selection.used))
         note = try_one_batch(
-            model, dataset, first, strategy, evaluation, trains=trains, autocast=config.autocast
+            model, dataset, first.copied(), strategy, evaluation, trains=trains, autocast=config.autocast
         )
         if config.accumulate > 1 and trains:
             _check_halves(config, model, dataset, first)

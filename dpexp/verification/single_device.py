@@ -224,9 +224,10 @@ class SingleDevice:
 
 
 def in_dtype(batch: Batch, dtype: torch.dtype) -> Batch:
-    """The batch with floating-point inputs and targets of this type."""
-    inputs, targets = tensors.cast((batch.inputs, batch.targets), dtype)
-    return replace(batch, inputs=inputs, targets=targets)
+    """The batch in memory of its own, with floating-point inputs and targets of this type."""
+    own = batch.copied()
+    inputs, targets = tensors.cast((own.inputs, own.targets), dtype)
+    return replace(own, inputs=inputs, targets=targets)
 
 
 def _cloned(values: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

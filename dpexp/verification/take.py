@@ -199,7 +199,7 @@ class Take:
         found = Recorder(self.layout, bool(part.rows), compare, with_loss=True)
         try:
             with found.hooks() if self.records else nullcontext(), inside or nullcontext():
-                self.layout.step(part, ExactObserver(found) if inside else found)
+                self.layout.step(part.copied(), ExactObserver(found) if inside else found)
         except DiffersError as ended:
             if not self.records:
                 self._name_modules(ended.failure, part)
@@ -228,7 +228,7 @@ class Take:
             return None
         recorder = Recorder(self.layout, True, lambda: None)
         with recorder.hooks() if self.records else nullcontext():
-            outputs = self.layout.evaluate(batch)
+            outputs = self.layout.evaluate(batch.copied())
         recorder.forward_ended(outputs)
         found = recorder.step
         if self.group.dp_rank:
@@ -501,7 +501,7 @@ class Take:
             found = Recorder(self.layout, bool(part.rows), end_step, with_loss=True)
             with kept_globals(), found.hooks(order=True), suppress(StepEndedError):
                 set_random_state(state.random[self.group.dp_rank])
-                self.layout.step(part, found)
+                self.layout.step(part.copied(), found)
             failure.found.calls = found.step.calls
             failure.expected.calls, failure.expected.modules = again.calls, again.modules
             failure.expected.order = again.order

@@ -133,7 +133,7 @@ def _outputs(model: nn.Module, batches: Sequence[Batch], state: torch.Tensor) ->
         torch.set_rng_state(state)
         for batch in batches:
             with suppress(Exception):  # of any kind: it is the user's model, which may refuse a made batch
-                outputs += [each.clone() for each in tensors.walk(model(*batch.inputs))]
+                outputs += [each.clone() for each in tensors.walk(model(*batch.copied().inputs))]
     return outputs
 
 

@@ -127,3 +127,17 @@ def test_the_example_of_the_docs_proves_a_layout_over_ranks(tmp_path: Path) -> N
     done = wait(start_forked(*AGENT, "4", *options, folder=tmp_path, PYTHONPATH=f"{root}:{tmp_path}"))
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("1 passed") == 4
+
+
+def test_a_forward_may_write_to_its_inputs_and_a_loss_to_its_targets() -> None:
+    class Centered(nn.Linear):
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            return super().forward(inputs.sub_(1).div_(2))
+
+    def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return nn.functional.mse_loss(outputs, targets.add_(1))
+
+    given = [(x.double(), y.double()) for x, y in batches()]
+    before = [x.clone() for x, _ in given]
+    assert dpexp.prove(Centered(10, 20), data_parallel, given, loss, devices=DEVICES).passed
+    assert all(torch.equal(x, kept) for (x, _), kept in zip(given, before, strict=True))
