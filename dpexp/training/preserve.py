@@ -13,7 +13,7 @@ def preserved(module: nn.Module, used: Iterable[torch.device] = ()) -> Iterator[
     """Restore what a forward may change, gradients, and the random states of host and ``used``."""
     saved = {name: tensor.detach().clone() for name, tensor in _written(module).items()}
     gradients = [(parameter, parameter.grad) for parameter in module.parameters()]
-    attributes = [(part, dict(vars(part)), _registered(part)) for part in module.modules() if _is_users(part)]
+    attributes = [(part, dict(vars(part)), _registered(part)) for part in module.modules() if is_users(part)]
     cuda = sorted({device.index or 0 for device in used if device.type == "cuda"})
     with torch.random.fork_rng(devices=cuda):
         try:
@@ -41,9 +41,12 @@ def _written(module: nn.Module) -> dict[str, torch.Tensor]:
     return dict(module.named_buffers()) | tables
 
 
-def _is_users(part: nn.Module) -> bool:
-    """Whether a user wrote it: its attributes may count its forwards, or keep a state between them."""
-    return not type(part).__module__.startswith("torch.")
+def is_users(part: nn.Module) -> bool:
+    """Whether a user wrote it: its attributes may count its forwards, or keep a state between them.
+
+    FSDP2 adds a class of its own to the user's.
+    """
+    return not all(kind.__module__.startswith("torch.") for kind in type(part).__mro__[:-1])
 
 
 def _registered(part: nn.Module) -> set[str]:

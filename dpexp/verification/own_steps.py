@@ -11,7 +11,9 @@ from dpexp.config.errors import describe
 from dpexp.data.batch import Batch
 from dpexp.data.objective import Objective
 from dpexp.devices import without_tf32
+from dpexp.strategies.modules.wrappers import parts
 from dpexp.training.optimizer_choice import OptimizerFactory
+from dpexp.training.preserve import is_users
 from dpexp.training.trainer import Trainer
 from dpexp.verification.alone import OwnGroupError
 from dpexp.verification.chunks import Chunks
@@ -70,6 +72,7 @@ class OwnSteps:
         is_short = self._dtype != torch.float64 or bool(self._autocast)
         tolerance, negligible = base_tolerance(self._dtype, self._autocast)
         limits = Limits(tolerance, negligible, torch.finfo(self._dtype).eps)
+        self._counts = _counts(trainer)
         self._take = Take(layout, single, Judge(limits, trainer.group), is_short)
         failure = self._take.check_placed()
         return self._result(failure, failure.text if failure is not None else "")
@@ -86,10 +89,20 @@ class OwnSteps:
         apart = self._take.check_state()
         if apart is not None:
             return self._result(apart, apart.text)
+        self._count_as_layout()
         if self._take.layout.optimizers is None:
             return self.first(batches, parts)
         with self._take.layout.optimizers.restarted():
             return self.first(batches, parts)
+
+    def _count_as_layout(self) -> None:
+        """Give the single device the numbers that modules of the layout have counted in all steps so far."""
+        layout, single = self._take.layout, self._take.single.trainer
+        counted = {at: number for at, number in _counts(layout).items() if self._counts.get(at) != number}
+        counted = layout.group.complete(counted)
+        for part in parts(single.placed.module):
+            for key, own in vars(part.module).items():
+                vars(part.module)[key] = counted.get(f"{part.name}: {key}", own)
 
     def _taken(self, pairs: Iterable[tuple[Batch, Batch]]) -> Result:
         for batch, part in pairs:
@@ -124,6 +137,17 @@ class OwnSteps:
         return Result(
             self._dtype, 0 if self.note else take.compared, take.judge.of_all_ranks(), notes, failed, cause
         )
+
+
+def _counts(trainer: Trainer) -> dict[str, int | float]:
+    """The numbers in attributes of the user's modules, as ``module: attribute``."""
+    return {
+        f"{part.name}: {key}": number
+        for part in parts(trainer.placed.module)
+        if is_users(part.module)
+        for key, number in vars(part.module).items()
+        if type(number) in (int, float)
+    }
 
 
 def own_mode(model: nn.Module, chunks: Chunks, layout: Trainer, proven: Mode | None) -> tuple[Mode, str]:

@@ -70,6 +70,16 @@ def wrong_loss(z: torch.Tensor, targets: Any) -> torch.Tensor:
     return correlations(z, lambda found: distributed.all_reduce(found) or found)
 
 
+class Counts(Net):
+    """Its outputs grow with every forward in training mode."""
+
+    forwards = 0
+
+    def forward(self, x: torch.Tensor) -> Any:
+        self.forwards += self.training
+        return super().forward(x) * (1 + self.forwards / 10)
+
+
 # --- layouts --------------------------------------------------------------------------------------------
 
 
@@ -152,6 +162,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "cast": {"layout": f"{HERE}:cast", "dtype": "bfloat16"},
     "warmed": {"layout": f"{HERE}:warmed"},
     "dry": {"layout": f"{HERE}:dry"},
+    "counts": {"strategy": "fsdp", "model": f"{HERE}:Counts"},
 }
 SHORT = {
     "model": f"{HERE}:Net",
@@ -203,7 +214,7 @@ def result(name: str) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("name", ["loss", "normed", "mixed", "widened", "cast", "warmed", "dry"])
+@pytest.mark.parametrize("name", ["loss", "normed", "mixed", "widened", "cast", "warmed", "dry", "counts"])
 def test_a_right_run_is_verified_in_all_its_parts(name: str) -> None:
     found = result(name)
     assert found["error"] == ""
