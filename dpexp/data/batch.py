@@ -84,6 +84,19 @@ class Batch:
                 "not split rows, as single, takes it as it is"
             )
 
+    @classmethod
+    def joined(cls, parts: Sequence[Batch]) -> Batch | None:
+        """The global batch of these parts; None where their tensors have other shapes, as padded apart."""
+        parts = [replace(part, share=None) for part in parts if part.rows]
+        if len(parts) == 1:
+            return parts[0]
+        columns = [*zip(*(tensors.walk((each.inputs, each.targets)) for each in parts), strict=True)]
+        if any(len({tensor.shape[1:] for tensor in column}) > 1 for column in columns):
+            return None
+        whole = iter([torch.cat(c) if parts[0]._has_rows(c[0]) else c[0] for c in columns])
+        inputs, targets = tensors.map_tensors(lambda _: next(whole), (parts[0].inputs, parts[0].targets))
+        return cls(inputs, targets, parts[0].global_rows, parts[0].global_rows)
+
     def _mapped(
         self, change: Change, change_whole: Change = lambda tensor: tensor
     ) -> tuple[tuple[Any, ...], Any]:

@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 import torch
 
 from dpexp.data.batch import Batch
+from dpexp.data.rng import kept_globals
 from dpexp.engine.prepare import Prepared
 from dpexp.record.journal import Journal
 from dpexp.record.record import Row
@@ -106,8 +107,12 @@ def _optimizer(prepared: Prepared) -> OptimizerChoice | None:
 
 
 def batches(prepared: Prepared) -> list[Batch]:
-    """The first batch of the epoch, its last one, and its second; where there are fewer, some twice."""
+    """The first batch of the epoch, its last one, and its second; where there are fewer, some twice.
+
+    All ranks get those of the first: random data is not the same on all.
+    """
     last = prepared.batches_per_epoch - 1
-    first, *others = islice(prepared.batches(0), min(2, last + 1))
-    ends = list(prepared.batches(0, first=last)) if last > 1 else others
-    return [first, *(ends or [first]), *(others or [first])]
+    with kept_globals():
+        first, *others = islice(prepared.batches(0), min(2, last + 1))
+        ends = list(prepared.batches(0, first=last)) if last > 1 else others
+    return list(prepared.group.broadcast(0, [first, *(ends or [first]), *(others or [first])]))

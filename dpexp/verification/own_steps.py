@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TypeAlias
 
 import torch
 from torch import nn
@@ -31,10 +32,13 @@ from dpexp.verification.state import read_by_rows
 from dpexp.verification.take import Take
 from dpexp.verification.touched_rows import UnknownIdError, touched_rows
 
+Pairs: TypeAlias = Iterable[tuple[Batch | None, Batch]]
+"""Global batches, None where one is not known, and the part of each that the rank computes."""
 FIRST = 4
 """So many of the run's first steps are compared; those that a short warm-up lacks come after the last."""
 EPS = 4
 """Errors up to so many eps of a narrow type are its rounding."""
+RANDOM_SHAPES = "not compared: the data is random, and ranks have rows of other shapes, as padded apart"
 NO_MEMORY = "allocate memory"
 """In PyTorch's error where the host has none left: a single device needs more than the run."""
 
@@ -77,12 +81,12 @@ class OwnSteps:
         failure = self._take.check_placed()
         return self._result(failure, failure.text if failure is not None else "")
 
-    def first(self, batches: Iterable[Batch], parts: Iterable[Batch]) -> Result:
+    def first(self, pairs: Pairs) -> Result:
         """The run's step on each of its parts of the global batches."""
         with fewer_collections(self._copy), without_tf32():
-            return self._taken(zip(batches, parts, strict=False))
+            return self._taken(pairs)
 
-    def last(self, batches: Iterable[Batch], parts: Iterable[Batch]) -> Result:
+    def last(self, pairs: Pairs) -> Result:
         """The same from the state of a run that has trained, which then accumulates as before."""
         self.note = self._of_layout
         self._take.restart()
@@ -91,9 +95,9 @@ class OwnSteps:
             return self._result(apart, apart.text)
         self._count_as_layout()
         if self._take.layout.optimizers is None:
-            return self.first(batches, parts)
+            return self.first(pairs)
         with self._take.layout.optimizers.restarted():
-            return self.first(batches, parts)
+            return self.first(pairs)
 
     def _count_as_layout(self) -> None:
         """Give the single device the numbers that modules of the layout have counted in all steps so far."""
@@ -104,9 +108,11 @@ class OwnSteps:
             for key, own in vars(part.module).items():
                 vars(part.module)[key] = counted.get(f"{part.name}: {key}", own)
 
-    def _taken(self, pairs: Iterable[tuple[Batch, Batch]]) -> Result:
+    def _taken(self, pairs: Pairs) -> Result:
         for batch, part in pairs:
-            if not self.note:
+            if batch is None:
+                self.note = self.note or RANDOM_SHAPES
+            elif not self.note:
                 try:
                     failure = self._take.step(batch, part)
                 except SingleDeviceError as raised:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from engine_runs import recorded
 from torch import nn
+from torch.utils.data import TensorDataset
 
 from dpexp.config.run_config import RunConfig
 from dpexp.engine.prepare import prepare
@@ -111,6 +112,30 @@ def test_of_a_large_table_the_touched_rows_are_compared(dpexp_home: Path) -> Non
     for name in ("first_steps", "last_step"):
         assert "of its 120,000 rows" in found[name]["note"]
         assert found[name]["optimizer_error"] < 1e-6
+
+
+class Noisy(TensorDataset):
+    """Each fetch draws noise."""
+
+    def __init__(self) -> None:
+        super().__init__(torch.ones(32, 5), torch.ones(32, 2))
+
+    def __getitem__(self, index: int) -> Any:
+        x, y = super().__getitem__(index)
+        return torch.randn_like(x), y
+
+
+@pytest.mark.parametrize(("strategy", "options"), [("single", {}), ("whole", {"virtual": 2})])
+def test_random_data_is_drawn_once_for_both_sides(dpexp_home: Path, strategy: str, options: Any) -> None:
+    config = STEPS | {"model": f"{__file__}:Dropped", "data": f"{__file__}:Noisy"} | options
+    with_check, without = (
+        recorded(dpexp_home, RunConfig(strategy, check=check, **config), f"check-{check}")
+        for check in (True, False)
+    )
+    for name, steps in (("first_steps", 4), ("last_step", 1)):
+        row = with_check.verification[name]
+        assert (row["passed"], row["steps"], row["note"]) == (True, steps, "")
+    assert with_check.steps["loss"] == without.steps["loss"]
 
 
 class Counts(nn.Linear):

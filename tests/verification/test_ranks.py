@@ -15,13 +15,17 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.nn.functional import all_reduce as with_backward
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils.data import DataLoader
 
 import dpexp
 from dpexp.config.errors import ConfigError
 from dpexp.config.run_config import RunConfig
+from dpexp.data.rng import kept_globals, seed_globals
 from dpexp.distributed.process_group import ProcessGroup
 from dpexp.engine.prepare import prepare
 from dpexp.verification.result import VerificationError
+from dpexp.verification.touched_rows import LARGE
 
 # --- models, losses and optimizers ----------------------------------------------------------------------
 
@@ -78,6 +82,40 @@ class Counts(Net):
     def forward(self, x: torch.Tensor) -> Any:
         self.forwards += self.training
         return super().forward(x) * (1 + self.forwards / 10)
+
+
+class Sums(Net):
+    """Rows of any length, padded with zeros."""
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return super().forward(x.sum(1))
+
+
+class Bagged(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(nn.EmbeddingBag(LARGE, 4))
+
+
+# --- data -----------------------------------------------------------------------------------------------
+
+
+def rows(noise: float = 0.0, padded: bool = False) -> DataLoader[Any]:
+    """``noise`` is drawn anew for each batch; rows are ``padded`` to the longest of their batch."""
+
+    def collate(items: list[Any]) -> Any:
+        x = pad_sequence(items, batch_first=True) if padded else torch.stack([each[0] for each in items])
+        return x + noise * torch.randn_like(x), x.flatten(1)[:, :4]
+
+    return DataLoader([torch.ones(1 + i % 7, 6) * i for i in range(32)], 12, collate_fn=collate)  # type: ignore[arg-type]
+
+
+def ids() -> DataLoader[Any]:
+    """Other ids in each batch, however often it is fetched."""
+
+    def collate(items: list[Any]) -> Any:
+        return torch.randint(LARGE, (len(items), 3)), torch.ones(len(items), 4)
+
+    return DataLoader([torch.ones(1)] * 32, 12, collate_fn=collate)  # type: ignore[arg-type]
 
 
 # --- layouts --------------------------------------------------------------------------------------------
@@ -163,6 +201,10 @@ RUNS: dict[str, dict[str, Any]] = {
     "warmed": {"layout": f"{HERE}:warmed"},
     "dry": {"layout": f"{HERE}:dry"},
     "counts": {"strategy": "fsdp", "model": f"{HERE}:Counts"},
+    "noise": {"strategy": "ddp", "data": f"{HERE}:rows:noise=1"},
+    "padded": {"strategy": "ddp", "model": f"{HERE}:Sums", "data": f"{HERE}:rows:padded=True"},
+    "ids": {"strategy": "ddp", "model": f"{HERE}:Bagged", "data": f"{HERE}:ids"},
+    "padded noise": {"strategy": "ddp", "model": f"{HERE}:Sums", "data": f"{HERE}:rows:noise=1,padded=True"},
 }
 SHORT = {
     "model": f"{HERE}:Net",
@@ -177,7 +219,10 @@ def run(group: ProcessGroup, name: str) -> dict[str, Any]:
     options = SHORT | {"strategy": "custom", "phase_steps": 0} | RUNS[name]
     if "layout" in options:
         options["mesh"] = f"dp={group.size}"
-    return ended(prepare(RunConfig.from_dict(options), group=group))
+    prepared = prepare(RunConfig.from_dict(options), group=group)
+    with kept_globals():
+        seed_globals(group.rank)
+        return ended(prepared)
 
 
 def proof(group: ProcessGroup, name: str) -> str:
@@ -214,12 +259,31 @@ def result(name: str) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("name", ["loss", "normed", "mixed", "widened", "cast", "warmed", "dry", "counts"])
+RIGHT = ["loss", "normed", "mixed", "widened", "cast", "warmed", "dry", "counts", "noise", "padded"]
+
+
+@pytest.mark.parametrize("name", RIGHT)
 def test_a_right_run_is_verified_in_all_its_parts(name: str) -> None:
     found = result(name)
     assert found["error"] == ""
     of_run = found["verification"]
     assert [part["passed"] for part in (of_run, of_run["first_steps"], of_run["last_step"])] == [True] * 3
+
+
+def test_random_rows_that_ranks_pad_apart_are_not_compared_in_the_run_s_own_steps() -> None:
+    found = result("padded noise")
+    assert (found["error"], found["verification"]["passed"]) == ("", True)
+    for part in ("first_steps", "last_step"):
+        assert "the data is random" in found["verification"][part]["note"]
+
+
+def test_random_ids_that_a_large_table_was_not_reduced_to_are_not_compared() -> None:
+    found = result("ids")
+    assert (found["error"], found["verification"]["passed"]) == ("", True)
+    assert (
+        "looks up rows that the same batch did not look up before"
+        in found["verification"]["last_step"]["note"]
+    )
 
 
 def test_the_error_of_buffers_that_each_rank_has_for_itself_is_that_of_its_own() -> None:
