@@ -238,7 +238,8 @@ class FullOutputs(Wrapper):
                 raise better from error
             raise
         outputs = move(map_tensors(full_output, outputs), self.device)
-        if not torch.is_grad_enabled():
+        if self._sharded and not torch.is_grad_enabled():
+            outputs = map_tensors(torch.clone, outputs)  # of gathered parameters, whose memory is released
             for module in self._sharded:
                 module.reshard()
         return outputs

@@ -1,6 +1,6 @@
 """Gathered outputs: those of all replicas and ranks, as a single device has them.
 
-(rows, ...)   the rows of all, joined
+(rows, ...)   the rows of all, joined; an output without rows, which is the same on each, once
 scalar        replicas and ranks have one each: the sum, weighted as the losses of shards are
 """
 
@@ -14,7 +14,7 @@ from dpexp.config.errors import ConfigError
 from dpexp.data.batch import Batch
 from dpexp.data.objective import Objective
 from dpexp.distributed.process_group import ProcessGroup
-from dpexp.verification.compare import Limits, parts
+from dpexp.verification.compare import Limits, distance, parts
 from dpexp.verification.recorder import Step
 
 _Outputs = dict[str, torch.Tensor]
@@ -47,9 +47,16 @@ def gathered_outputs(
     return {
         name: _sum([(outputs[name], weight) for outputs, weight in by_dp_rank])
         if name in scalars
-        else torch.cat([_rows(outputs[name]) for outputs, _ in by_dp_rank])
+        else _joined([outputs[name] for outputs, _ in by_dp_rank], expected.outputs.get(name))
         for name in names
     }
+
+
+def _joined(of_ranks: list[torch.Tensor], expected: torch.Tensor | None) -> torch.Tensor:
+    """The rows of all ranks; of an output that has none, as a learned bias, that of the rank furthest off."""
+    if expected is not None and all(each.shape == expected.shape for each in of_ranks):
+        return max(of_ranks, key=lambda each: distance(each, expected))
+    return torch.cat([_rows(each) for each in of_ranks])
 
 
 def _rows(tensor: torch.Tensor) -> torch.Tensor:

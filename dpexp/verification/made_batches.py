@@ -1,6 +1,6 @@
 """Made batches: batches made from those of a run, so that verification takes paths that these do not.
 
-    one row in all             a, and no row for others      all rows alike     a a | a a
+    one row in all replicas    a, and no row for others      all rows alike     a a | a a
     one row for each piece     a | b                         the most uneven    a b | c d | e
     every id                   0 1 | 2 3 | 4 5 …             rows of one id     0 0 | 7 7 | 15 15
 
@@ -88,7 +88,7 @@ def made_batches(model: nn.Module, first: Batch, pieces: Pieces) -> list[Made]:
 
 def _of_rows(model: nn.Module, first: Batch, pieces: Pieces) -> Iterator[Made]:
     """Batches with other numbers of rows, and one with equal rows."""
-    if not pieces.is_fixed:
+    if not pieces.is_fixed and pieces.ranks == 1:  # ranks without rows have stand-ins, which a loop has not
         yield Made(first.chosen([0]), "one row in all")
     if not pieces.is_fixed and 1 < pieces.count < first.rows:
         yield Made(first.chosen(range(pieces.count)), "one row for each piece")

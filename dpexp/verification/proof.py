@@ -43,11 +43,11 @@ from dpexp.verification.made_batches import Made, Pieces
 from dpexp.verification.mode import OTHER_NUMBERS, WHOLE_MODEL, Mode, Modes, Nature, Switch
 from dpexp.verification.model_copy import copied
 from dpexp.verification.recorder import Step, computed, fewer_collections
-from dpexp.verification.result import TOLERANCE, Result
-from dpexp.verification.rounding import MARGIN, NARROWER, NEGLIGIBLE
+from dpexp.verification.result import KINDS, TOLERANCE, Result
+from dpexp.verification.rounding import MARGIN, NARROWER, NEGLIGIBLE, mixed_precision
 from dpexp.verification.single_device import SingleDevice, in_dtype
 from dpexp.verification.state import State
-from dpexp.verification.take import Take
+from dpexp.verification.take import NOT_COMPARABLE, Take
 from dpexp.verification.unreached import Unreached
 
 LayOut: TypeAlias = Callable[[nn.Module], Placed]
@@ -138,7 +138,8 @@ class Proof:
             self._make_single_device()
         layout = Trainer(placed, self.objective.loss, self.optimizer, group=self.group)
         eps = torch.finfo(self.dtype).eps
-        limits = Limits(eps if self._narrowed else TOLERANCE[self.dtype], NEGLIGIBLE[self.dtype], eps)
+        negligible = max(NEGLIGIBLE[each] for each in (self.dtype, *mixed_precision(placed.module)))
+        limits = Limits(eps if self._narrowed else TOLERANCE[self.dtype], negligible, eps)
         self._switch = Switch(placed.module, self._nature.batch_norms | self._nature.drawing)
         before: Take | None = getattr(self, "_take", None)
         if before is None:
@@ -178,6 +179,7 @@ class Proof:
         waits = self.group.size > 1 and self.optimizer is not None and not self._single.mode.in_chunks
         collectives = LateCollectives(None) if waits else None
         failure = self._steps([self._batches[0]], [collectives])
+        failure = failure or self._evaluated()  # what a layout keeps from it is stale after other steps
         failure = failure or self._steps(self._batches[1:]) or self._steps_on_made() or self._evaluated()
         if failure is None and collectives is not None:
             delays = delays_of(max(self.group.all_gather(collectives.count)))
@@ -245,9 +247,6 @@ class Proof:
             found = [self._probe.step(self._initial, each)[0] for each in (batch, *self.pieces.of(batch))]
         except Exception as error:  # of any kind: it is the user's model
             return describe(error)
-        has_idle = len(torch.arange(batch.rows).chunk(self.pieces.ranks)) < self.pieces.ranks
-        if has_idle and self._nature.batch_norms:
-            return "a rank without rows would have statistics of its own"
         if self.pieces.ranks > 1 and any(each.gradients.keys() != self._nature.reached for each in found):
             return "its rows do not reach the parameters that those of a whole batch reach"
         return ""
@@ -257,22 +256,25 @@ class Proof:
         if self.optimizer is None:
             return None
         chunks, mode = self._single.chunks, self._single.mode
-        steps, made = self._take.steps, dict(self._take.made)
+        take, hidden = self._take, dict(self._take.judge.hidden)
+        steps, made = take.steps, dict(take.made)
         self._single.chunks = replace(chunks, dp_size=1)
         self._single.set_mode(mode)
         for batch in (self._batches[0], min(self._batches, key=lambda batch: batch.rows)):
-            self._take.made[self._take.steps + 1] = EVALUATED
-            failure = self._take.evaluate(batch)
+            take.made[take.steps + 1] = EVALUATED
+            failure = take.evaluate(batch)
             if failure:
                 return failure
-        self._take.steps, self._take.made, self._single.chunks = steps, made, chunks
+        if len(take.judge.hidden) > len(hidden):
+            self._note(f"{NOT_COMPARABLE}: outputs in eval mode, where rounding would hide an error")
+        take.steps, take.made, take.judge.hidden, self._single.chunks = steps, made, hidden, chunks
         self._set_mode(mode)  # an evaluation leaves every module in training mode
         return None
 
     def _in_training(self) -> tuple[Failure | None, Mode | None]:
-        """Chunk by chunk in training mode: the first mode that passes, or else the strict one's failure."""
+        """Chunk by chunk in training mode: the first mode that passes, or else the latest failure of all."""
         batches = [each for each in self._batches if self._single.chunks.smallest(each.rows) > 1]
-        errors, first = dict(self._take.judge.errors), None
+        errors, furthest = dict(self._take.judge.errors), None
         if not batches:
             self._take.restart()
             self._take.judge.errors = errors
@@ -297,8 +299,10 @@ class Proof:
                 if mode.note:
                     self._note(f"in training mode, {mode.note}")
                 return None, mode
-            first = first or (failure, dict(self._take.judge.errors), self._take.steps)
-        failure, self._take.judge.errors, self._take.steps = first  # type: ignore[misc]
+            reached = self._take.steps, [*KINDS.values()].index(failure.worst.kind)
+            if furthest is None or reached > furthest[0]:
+                furthest = reached, failure, dict(self._take.judge.errors)
+        (self._take.steps, _), failure, self._take.judge.errors = furthest  # type: ignore[misc]
         if self._nature.drawing and self._are_correlated(batches[0]):
             who = "ranks" if self.group.size > 1 else "replicas"
             failure.hint = f"the {who} draw the same random numbers: seed the generator of each differently"

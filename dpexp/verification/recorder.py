@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass, field
@@ -117,11 +118,12 @@ class Recorder(StepObserver):
 
     def hooks(self, order: bool = False) -> ExitStack:
         """Record the outputs of every module until it closes; with ``order``, also that of the gradients."""
-        handles, seen = list[RemovableHandle](), set[nn.Module]()
+        handles, seen, around = list[RemovableHandle](), set[nn.Module](), Counter[str]()
         for part in parts(self._trainer.placed.module):
             if part.module not in seen:
                 seen.add(part.module)
-                key = (part.name, len(part.wrappers))
+                key = (part.name, around[part.name])
+                around[part.name] += 1
                 handles.append(part.module.register_forward_hook(partial(self._add_call, key)))
         parameters = self._trainer.parameters() if order else {}
         for name, parameter in parameters.items():

@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import zip_longest
 from typing import Any
 
 import torch
+from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from dpexp import tensors
@@ -48,6 +49,14 @@ def largest(draws: Iterable[Noise], margin: float = MARGIN) -> dict[tuple[str, s
             known, scaled = noise.get(key, [0.0] * len(apart)), (margin * each for each in apart)
             noise[key] = [max(pair) for pair in zip_longest(known, scaled, fillvalue=0.0)]
     return noise
+
+
+def mixed_precision(module: nn.Module) -> Iterator[torch.dtype]:
+    """The types of FSDP2's MixedPrecisionPolicy of each of its modules: of parameters and of reductions."""
+    sharded: list[Any] = [each for each in module.modules() if hasattr(each, "_get_fsdp_state")]
+    for each in sharded:
+        policy = each._get_fsdp_state()._mp_policy
+        yield from filter(None, (policy.param_dtype, policy.reduce_dtype))
 
 
 @dataclass

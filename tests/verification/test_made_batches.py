@@ -52,7 +52,6 @@ def made(model: nn.Module, batch: Batch, pieces: Pieces | None = None) -> dict[s
         (
             Pieces(2, 2),
             {
-                "one row in all": 1,
                 "one row for each piece": 4,
                 "the most uneven split": 6,
                 "all rows alike": 8,

@@ -57,6 +57,29 @@ class OfGroup(nn.Linear):
         return outputs
 
 
+class Scaled(nn.Linear):
+    """Returns its outputs and what scales them, which has no rows."""
+
+    def __init__(self) -> None:
+        super().__init__(6, 4)
+        self.scale = nn.Parameter(torch.ones(4))
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return super().forward(x) * self.scale.exp(), self.scale
+
+
+def of_first(outputs: Any, targets: torch.Tensor) -> torch.Tensor:
+    return nn.functional.mse_loss(outputs[0], targets)
+
+
+def per_row(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """The squares over the rows of all ranks, whose number they add up."""
+    rows = torch.tensor(float(len(outputs)))
+    if distributed.is_initialized():
+        distributed.all_reduce(rows)
+    return (outputs - targets).square().sum() / rows
+
+
 def correlations(z: torch.Tensor, reduce: Callable[[torch.Tensor], Any]) -> torch.Tensor:
     """Barlow Twins' loss of the correlations over the rows of all ranks."""
     found, rows = z.T @ z, torch.tensor(float(len(z)), dtype=z.dtype)
@@ -180,6 +203,48 @@ def shifted(model: nn.Module, mesh: Any) -> nn.Module:
     return DistributedDataParallel(model)
 
 
+def sharded(model: nn.Module, mesh: Any) -> Any:
+    return fully_shard(model, mesh=mesh)
+
+
+class Merged(nn.Sequential):
+    """In eval mode, its last layer has the weight with which it was evaluated first."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            outputs: torch.Tensor = super().forward(x)
+            return outputs
+        if not hasattr(self, "merged"):
+            self.merged = self[-1].weight.detach().clone()
+        return nn.functional.linear(self[:-1](x), self.merged, self[-1].bias)
+
+
+def merged(model: nn.Module, mesh: Any) -> nn.Module:
+    model.__class__ = Merged
+    return DistributedDataParallel(model)
+
+
+class Biased(nn.BatchNorm1d):
+    """Normalizes by the rows of all ranks; its running variance has no correction for their number."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.training:
+            return super().forward(x)
+        rows = with_backward(torch.tensor(float(len(x)), dtype=x.dtype))
+        mean = with_backward(x.sum(0)) / rows
+        variance = with_backward((x - mean).square().sum(0)) / rows
+        with torch.no_grad():
+            self.num_batches_tracked += 1
+            self.running_mean.lerp_(mean, self.momentum)
+            self.running_var.lerp_(variance, self.momentum)
+        return (x - mean) / (variance + self.eps).sqrt() * self.weight + self.bias
+
+
+def biased(model: nn.Module, mesh: Any) -> nn.Module:
+    model[1].__class__ = Biased
+    return DistributedDataParallel(model)
+
+
 def of_shards(parameters: Any) -> torch.optim.Optimizer:
     with catch_warnings(action="ignore"):  # of torch.jit
         from torch.distributed.optim import ZeroRedundancyOptimizer
@@ -226,27 +291,30 @@ def run(group: ProcessGroup, name: str) -> dict[str, Any]:
 
 
 def proof(group: ProcessGroup, name: str) -> str:
-    layout, model, accumulate = {
-        "no_sync": (no_sync, Net(), 2),
-        "wrong no_sync": (wrong_no_sync, Net(), 2),
-        "of a group": (cast, OfGroup(), 1),
-        "shards of an optimizer": (plain, Net(), 1),
-        "shifted": (shifted, Net(), 1),
-    }[name]
-    optimizer = of_shards if name == "shards of an optimizer" else None
+    layout, model, options = PROOFS[name]
     torch.manual_seed(0)
     batches = [(torch.randn(rows, 6), torch.randn(rows, 4)) for rows in (8, 5, 8, 5)]
     mesh = init_device_mesh("cpu", (group.size,), mesh_dim_names=("dp",))
     OfGroup.groups = [distributed.new_group([0, 1])]
     try:
-        loss = nn.functional.mse_loss
-        dpexp.prove(model, layout, batches, loss, optimizer, mesh=mesh, accumulate=accumulate)
+        dpexp.prove(model(), layout, batches, mesh=mesh, **{"loss": nn.functional.mse_loss} | options)
     except (VerificationError, ConfigError) as error:
         return f"{type(error).__name__}: {error}"
     return ""
 
 
-PROOFS = ("no_sync", "wrong no_sync", "of a group", "shards of an optimizer", "shifted")
+PROOFS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
+    "no_sync": (no_sync, Net, {"accumulate": 2}),
+    "wrong no_sync": (wrong_no_sync, Net, {"accumulate": 2}),
+    "of a group": (cast, OfGroup, {}),
+    "shards of an optimizer": (plain, Net, {"optimizer": of_shards}),
+    "shifted": (shifted, Net, {}),
+    "an output without rows": (plain, Scaled, {"loss": of_first}),
+    "a parameter as output": (sharded, Scaled, {"loss": of_first}),
+    "rows of all ranks": (plain, Net, {"loss": per_row, "reduction": "sum"}),
+    "merged": (merged, Net, {}),
+    "biased": (biased, tracked, {}),
+}
 
 
 @cache
@@ -316,8 +384,22 @@ def test_a_collective_on_an_explicit_group_is_named_and_nothing_is_verified() ->
         assert words in message
 
 
-def test_an_optimizer_whose_ranks_keep_shards_of_its_state_is_right() -> None:
-    assert started()["proof:shards of an optimizer"] == ["", ""]
+RIGHT = ("shards of an optimizer", "an output without rows", "a parameter as output", "rows of all ranks")
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_a_right_layout_is_proven(name: str) -> None:
+    assert started()[f"proof:{name}"] == ["", ""]
+
+
+def test_what_a_layout_keeps_from_one_evaluation_to_the_next_is_found() -> None:
+    for message in started()["proof:merged"]:
+        assert re.search(r"in eval mode, .*outputs differ .* of the model itself", message)
+
+
+def test_statistics_of_a_batch_norm_over_the_rows_of_all_ranks_are_compared() -> None:
+    for message in started()["proof:biased"]:
+        assert "buffers (1.running_var) differ" in message
 
 
 def test_a_parameter_that_the_layout_changes_is_named_before_any_step() -> None:

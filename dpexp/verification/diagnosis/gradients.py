@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dpexp.config.alike import listed
 from dpexp.strategies.modules.wrappers import parts
-from dpexp.verification.compare import Difference, Tensors, parts_of, worst
+from dpexp.verification.compare import Difference, Tensors, magnitude, parts_of, worst
 from dpexp.verification.diagnosis import patterns
 from dpexp.verification.diagnosis.agreement import Agreement
 from dpexp.verification.failure import Failure
@@ -64,9 +64,8 @@ class FirstGradient:
         """What the gradients look like on each rank, in one text."""
         shapes = self._ranks.all_gather(lambda: self._shape(names))
         if self.group.dp_size > 1 and all(is_own for _, is_own in self.group.one_of_each_dp_rank(shapes)):
-            return (
-                f"each rank has the gradient of its own rows: the sum over ranks is missing{self._of_ddp()}"
-            )
+            why = self._of_ddp(names)
+            return f"each rank has the gradient of its own rows: the sum over ranks is missing{why}"
         if self._is_part(names[0]):
             return "each rank has a part of it: the sum over the ranks that share rows is missing"
         texts = [text for text, _ in shapes]
@@ -74,7 +73,7 @@ class FirstGradient:
             return texts[0]
         return "; ".join(f"on rank {rank} {text}" for rank, text in enumerate(texts) if text)
 
-    def _of_ddp(self) -> str:
+    def _of_ddp(self, wrong: Sequence[str]) -> str:
         """Why DistributedDataParallel, where it is in the layout, has not summed these gradients."""
         layout = self.sides.layout
         if not any(isinstance(part, DistributedDataParallel) for part in layout.placed.module.modules()):
@@ -85,6 +84,9 @@ class FirstGradient:
                 f". DistributedDataParallel waits for the gradient of {listed(sorted(unused))}, which gets "
                 "none: freeze it, or give find_unused_parameters=True"
             )
+        right = [name for name in self.found if name not in wrong and name in self.expected]
+        if any(magnitude(self.expected[name]) > 0 for name in right):
+            return ". DistributedDataParallel was told to ignore it, or it came after the model was wrapped"
         return (
             ". The hooks of DistributedDataParallel have not run: the model was cast or moved after it was "
             "wrapped, no_sync is on, or the wrapper's forward is not called"
@@ -98,6 +100,8 @@ class FirstGradient:
         ranks = self.group.mesh.ranks_by_dp_rank[0]
         terms = [term for rank in ranks if (term := found[rank]) is not None]
         if expected is None or [term.shape for term in terms] != [expected.shape] * len(ranks):
+            return False
+        if all(torch.equal(term, terms[0]) for term in terms):  # these have been summed
             return False
         together = parts_of({name: sum(terms[1:], terms[0])}, {name: expected})
         return self.limits.judge("gradients", self.sides.steps, together)[name].ratio <= 1

@@ -69,7 +69,7 @@ class Locator:
         failed, single, batch = self.failure.worst, self.sides.single, self.failure.batch
         output = self.failure.expected.outputs.get(failed.tensor)
         is_scalar = failed.kind == "outputs" and output is not None and not output.dim()
-        if not single.chunks.splits or not (is_scalar or failed.kind in ("loss", "gradients")):
+        if not single.chunks.splits or not (is_scalar or failed.kind == "loss"):
             return ""
         with alone():
             return no_mean_over_rows(self.model, single.objective, batch)

@@ -29,7 +29,8 @@ class FirstModule:
     def __init__(self, sides: Take, failure: Failure, ranks: Agreement) -> None:
         self.failure, self.group, self.limits = failure, sides.group, sides.judge.limits
         self._ranks, self.is_sure = ranks, True
-        self._limit = max(self.limits.tolerance, BESIDE * min(1.0, failure.worst.error))
+        error = failure.worst.error
+        self._limit = max(min(failure.worst.limit, error / 2), BESIDE * min(1.0, error))
 
     def text(self) -> str:
         """The first module in forward order whose output differs: as a whole, or else in a part."""

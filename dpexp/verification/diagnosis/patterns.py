@@ -34,7 +34,9 @@ def factor(found: torch.Tensor, expected: torch.Tensor) -> float | None:
     residual = float(torch.linalg.vector_norm(found - scale * expected))
     if residual > CLOSE * math.sqrt(norm) * max(1.0, abs(scale)):
         return None
-    return scale if is_close(scale, 1) or _explains(residual, found, expected) else None
+    if _explains(residual, found, expected):
+        return scale
+    return 1.0 if is_close(scale, 1) else None
 
 
 def _explains(residual: float, found: torch.Tensor, expected: torch.Tensor) -> bool:
@@ -45,7 +47,7 @@ def of_factor(scale: float, shards: int, unit: str = "shard") -> str:
     """A factor in words; ``unit`` is what has a shard of the rows."""
     if is_close(scale, 0):
         return "it is zero"
-    if is_close(scale, 1):
+    if scale == 1:
         return "it is right but for rounding: a module may compute in a shorter type than the model's"
     if shards > 1 and is_close(scale, shards):
         return f"it is {shards} times too large: a sum over {shards} {unit}s instead of the mean"

