@@ -27,14 +27,14 @@ def no_mean_over_rows(model: nn.Module, objective: Objective, batch: Batch) -> s
     """That the loss of the batch is not that of its halves together, and what to give; empty where it is.
 
     A copy of the model computes on one device, in eval mode, in float64 and without gradients: the outputs of
-    all rows, or those of each half where the forward returns the loss. Empty also where halves say nothing:
-    the loss does not take them, draws random numbers or is not finite.
+    all rows, or those of each half where the forward returns the loss or a method computes it. Empty also
+    where halves say nothing: the loss does not take them, draws random numbers or is not finite.
     """
     if batch.rows < 2:
         return ""
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            whole, together, limit = _losses(model, copy.copy(objective), batch)
+            whole, together, limit = _losses(model, objective, batch)
     except Exception:  # of any kind: it is the user's loss, which need not take half of a batch
         return ""
     if not abs(whole - together) > limit:  # or not a number
@@ -51,21 +51,20 @@ def _losses(model: nn.Module, objective: Objective, batch: Batch) -> tuple[float
     """The loss of all rows, that of the halves together, and the largest difference by rounding."""
     inputs, targets = tensors.cast((batch.inputs, batch.targets), torch.float64)
     module = tensors.cast_module(copy.deepcopy(model), torch.float64).eval()
-    outputs = module(*inputs)
-    whole = objective.on_one_device(outputs, targets)
+    outputs, of_all = module(*inputs), objective.of(module)
+    whole = of_all.on_one_device(outputs, targets)
     split = replace(batch, inputs=(outputs,), targets=targets)
-    calls = objective.is_inside or bool(split.whole())
+    calls = of_all.is_inside or of_all.is_method or bool(split.whole())
     if calls:
         split = replace(split, inputs=inputs)
         if any(isinstance(each, _BatchNorm) and each.running_mean is None for each in module.modules()):
             raise RuntimeError("batch norms without running statistics mix the rows")
     middle, before = batch.rows // 2, torch.get_rng_state()
     halves = [split.sliced(rows) for rows in (slice(0, middle), slice(middle, batch.rows))]
-    losses = [
-        weight
-        * float(objective.on_one_device(module(*half.inputs) if calls else half.inputs[0], half.targets))
-        for half, weight in zip(halves, objective.weights(halves), strict=True)
-    ]
+    losses = []
+    for half, weight in zip(halves, objective.weights(halves), strict=True):
+        outputs = module(*half.inputs) if calls else half.inputs[0]
+        losses.append(weight * float(objective.of(module).on_one_device(outputs, half.targets)))
     if not torch.equal(before, torch.get_rng_state()):
         raise RuntimeError("it draws random numbers")
     relative = max(LIMIT, 1000 * torch.finfo(whole.dtype).eps)

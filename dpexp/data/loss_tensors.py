@@ -1,5 +1,7 @@
 """Loss tensors: a loss that holds tensors (class weights, say), beside the outputs that it is computed of."""
 
+from __future__ import annotations
+
 import copy
 from collections.abc import Callable
 from functools import partial
@@ -7,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from dpexp import tensors
 
@@ -22,22 +25,34 @@ class LossTensors:
 
     def __init__(self, loss: _Loss) -> None:
         self._loss = loss
-        self._copies: dict[tuple[type[Tensor], torch.device, torch.dtype | None], _Loss] = {}
+        self._like: tuple[type[Tensor], torch.device, torch.dtype | None] | None = None
 
     def beside(self, outputs: Any) -> _Loss:
-        """The loss to call with these outputs; a copy is made once."""
-        if not isinstance(self._loss, nn.Module | partial):
-            return self._loss
+        """The loss to call with these outputs; a copy takes the place of the one before."""
         like = next((each for each in tensors.walk(outputs) if each.is_floating_point()), None)
-        if like is None:
+        if like is None or not isinstance(self._loss, nn.Module | partial):
             return self._loss
-        dtype = None if _is_autocast(like.device.type) else like.dtype
-        key = type(like), like.device, dtype  # of type FakeTensor in a dry run
-        if key not in self._copies:
-            change = partial(_changed, device=like.device, dtype=dtype)
+        key = type(like), like.device, None if _is_autocast(like.device.type) else like.dtype
+        if key != self._like:
+            change = partial(_changed, device=like.device, dtype=key[2])
             fits = all(change(tensor) is tensor for tensor in _held(self._loss))
-            self._copies[key] = self._loss if fits else _copied(self._loss, change)
-        return self._copies[key]
+            self._loss, self._like = self._loss if fits else _copied(self._loss, change), key
+        return self._loss
+
+
+class TensorCopies(TorchFunctionMode):
+    """Inside, ``deepcopy`` makes changed copies of tensors, without their graphs."""
+
+    def __init__(self, change: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self._change = change
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is not Tensor.__deepcopy__:
+            return func(*args, **(kwargs or {}))
+        tensor, memo = args
+        memo[id(tensor)] = self._change(tensor.detach().clone())
+        return memo[id(tensor)]
 
 
 def _is_autocast(device_type: str) -> bool:
@@ -59,13 +74,8 @@ def _held(loss: Any) -> list[Tensor]:
     return [*loss.parameters(), *loss.buffers(), *plain]
 
 
-def _copied(loss: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    if isinstance(loss, partial):
-        args, keywords = tensors.map_tensors(change, (loss.args, loss.keywords))
-        return partial(_copied(loss.func, change), *args, **keywords)
-    if not isinstance(loss, nn.Module):
-        return loss
-    made = copy.deepcopy(loss)._apply(change)  # type: ignore[no-untyped-call]
-    for part in made.modules():
-        vars(part).update({key: change(each) for key, each in vars(part).items() if isinstance(each, Tensor)})
-    return made
+def _copied(loss: _Loss, change: Callable[[Tensor], Tensor]) -> _Loss:
+    parameters = [each for each in _held(loss) if isinstance(each, nn.Parameter)]
+    memo = {id(each): nn.Parameter(change(each.detach()), each.requires_grad) for each in parameters}
+    with TensorCopies(change):
+        return copy.deepcopy(loss, memo)

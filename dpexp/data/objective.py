@@ -11,7 +11,11 @@ The reduction decides how the losses of shards add up to that of the batch, and 
     sum       a sum                          1
 """
 
+from __future__ import annotations
+
+import copy
 import inspect
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from operator import itemgetter
@@ -26,7 +30,7 @@ from dpexp.config.errors import ConfigError
 from dpexp.config.features import PADDING
 from dpexp.config.ranges import plural
 from dpexp.data.batch import Batch
-from dpexp.data.loss_tensors import LossTensors
+from dpexp.data.loss_tensors import LossTensors, TensorCopies
 from dpexp.data.outputs import NO_LOSS, logits, loss_inside
 from dpexp.distributed.process_group import ProcessGroup
 
@@ -56,13 +60,36 @@ class Objective:
         loss: Callable[..., Any] | None = None,
         reduction: str = "",
     ) -> None:
-        self._loss = loss or getattr(model, "loss", None)
-        self._tensors = LossTensors(self._loss) if callable(self._loss) else None
+        called = loss or getattr(model, "loss", None)
+        self._loss = LossTensors(called) if callable(called) else None
         self._accuracy = getattr(model, "accuracy", None)
         self._loss_weight = getattr(getattr(loss, "func", loss) or model, "loss_weight", None)
         self.classes = classes
         self.reduction = reduction or ("tokens" if callable(self._loss_weight) else "rows")
         self._is_inside = self._is_scalar = False
+        self.is_method = isinstance(getattr(called, "__self__", None), nn.Module)
+        self._model = weakref.ref(model if model is not None else nn.Module())  # a sharded one must end
+
+    def of(self, model: nn.Module | None = None, device: torch.device | None = None) -> Objective:
+        """That of a copy of the model, or of the same one: what its loss keeps from call to call is copied.
+
+        A method of the model becomes that of the copy. A loss that cannot be copied is shared.
+        """
+        model = self._model() if model is None else model
+        parts, own = _parts(model), _parts(self._model())
+        memo = {id(part): parts[name] for name, part in own.items() if name in parts}
+        try:
+            with TensorCopies(lambda tensor: tensor.to(device)):
+                made = copy.deepcopy(self, memo)
+        except Exception:  # of any kind: it is the user's loss
+            made = copy.copy(self)
+        if model is not None:
+            made._model = weakref.ref(model)
+        return made
+
+    def follow(self, other: Objective, device: torch.device) -> None:
+        """Go on from what the loss of another one has kept so far."""
+        self._loss = other.of(self._model(), device)._loss
 
     def on_one_device(self, outputs: Any, targets: Any) -> Tensor:
         """The loss of a forward without shards, which must be a scalar. Raises ConfigError.
@@ -70,7 +97,7 @@ class Objective:
         From then on it is known whether the forward returns the loss: replicas that each do return a vector.
         """
         inside = loss_inside(outputs)
-        self._is_inside = not callable(self._loss) and inside is not None and inside.dim() == 0
+        self._is_inside = self._loss is None and inside is not None and inside.dim() == 0
         loss = _check_scalar(self._compute(outputs, targets))
         self._is_scalar = True
         return loss
@@ -140,9 +167,9 @@ class Objective:
             return loss_inside(outputs)
         if targets is None:
             return self._loss_of(outputs)
-        if self._tensors is None:
+        if self._loss is None:
             return self._standard(outputs, targets)
-        return self._tensors.beside(outputs)(outputs, targets)
+        return self._loss.beside(outputs)(outputs, targets)
 
     def _standard(self, outputs: Any, targets: Any) -> Tensor:
         if not isinstance(targets, Tensor):
@@ -164,14 +191,14 @@ class Objective:
     @property
     def without_targets(self) -> str:
         """What the loss is where the data has no targets."""
-        own = "the loss is that of the outputs" if callable(self._loss) else _OF_OUTPUTS
+        own = "the loss is that of the outputs" if self._loss is not None else _OF_OUTPUTS
         return f"the data has no targets: {own}"
 
     def _loss_of(self, outputs: Any) -> Any:
-        if self._tensors is None:
+        if self._loss is None:
             squares = logits(outputs).square()
             return squares.sum() if self.reduction == "sum" else squares.mean()
-        loss = self._tensors.beside(outputs)
+        loss = self._loss.beside(outputs)
         return loss(outputs) if _takes_one(loss) else loss(outputs, None)
 
     def accuracy(self, outputs: Any, targets: Any) -> float | None:
@@ -195,6 +222,11 @@ class Objective:
                 f"the data has {self.classes} classes and the model gives {scores.shape[-1]} outputs: "
                 f"give it {self.classes} (out={self.classes} for a model of dpexp)"
             )
+
+
+def _parts(model: nn.Module | None) -> dict[str, nn.Module | nn.Parameter]:
+    """The modules and parameters of a model, by name."""
+    return {} if model is None else dict(model.named_modules()) | dict(model.named_parameters())
 
 
 def _first(targets: Any) -> Tensor:

@@ -37,7 +37,7 @@ from dpexp.measurement.predicted_work import predicted_work
 from dpexp.parallel import chunk_sizes
 from dpexp.record.record import Row
 from dpexp.strategies.modules.wrappers import Wrapper, joined, parts
-from dpexp.strategies.placed import Placed
+from dpexp.strategies.placed import Loss, Placed
 from dpexp.tensors import map_tensors
 from dpexp.timing import Timer
 
@@ -159,12 +159,13 @@ def predict(prepared: Prepared, batches: Sequence[Batch], *, with_work: bool = F
     portable = prepared.strategy.configured(config)
     with FakeCopyMode(mode):
         fake = copy.deepcopy(prepared.model)
+    loss = prepared.data.objective.of(fake).loss
     fake_batches = [_without_data(batch, mode) for batch in batches]
     note, work = "", Row()
     with mode, devices.prediction(), _without_the_log_of_failures():
         placed = portable.place(fake, virtual, Timer())
         try:
-            shapes = _observed(placed, fake_batches, prepared)
+            shapes = _observed(placed, fake_batches, loss, config)
         except _NEEDS_VALUES:
             note = "the model looks at values: real batches ran on virtual devices instead"
         except Exception as error:
@@ -174,16 +175,17 @@ def predict(prepared: Prepared, batches: Sequence[Batch], *, with_work: bool = F
             # it need not be true of the run: without data, PyTorch's _grouped_mm takes bfloat16 alone
             note = f"{describe(error)} on tensors without data: real batches ran on virtual devices instead"
         if with_work and not note:
-            work = predicted_work(placed, fake_batches[0], prepared.data.loss, trains=not config.eval)
+            work = predicted_work(placed, fake_batches[0], loss, trains=not config.eval)
     if note:
-        placed = portable.place(copy.deepcopy(prepared.model), virtual, Timer())
-        shapes = _observed(placed, batches, prepared)
+        model = copy.deepcopy(prepared.model)
+        placed = portable.place(model, virtual, Timer())
+        shapes = _observed(placed, batches, prepared.data.objective.of(model).loss, config)
     return replace(_renamed(placed, shapes, names, note), work=work)
 
 
-def _observed(placed: Placed, batches: Sequence[Batch], prepared: Prepared) -> list[Row]:
-    with devices.autocast(placed.output_device, prepared.config.autocast):
-        return observe(placed, batches, prepared.data.loss, gradients=not prepared.config.eval)
+def _observed(placed: Placed, batches: Sequence[Batch], loss: Loss, config: RunConfig) -> list[Row]:
+    with devices.autocast(placed.output_device, config.autocast):
+        return observe(placed, batches, loss, gradients=not config.eval)
 
 
 @contextmanager

@@ -130,13 +130,14 @@ class Proof:
         """Make the layout, of a copy with the modes of the model as written, and take its steps."""
         model = copied(self.model, self.dtype)
         mark_drawing(model, self._nature.drawing - {WHOLE_MODEL})
+        objective = self._probe.objective.of(model)  # which knows what the forward returns
         placed, is_short = self.lay_out(model), False
         kinds = {each.dtype for each in placed.module.parameters() if each.is_floating_point()}
         if len(kinds) == 1 and self.dtype not in kinds:
             is_short, self.dtype = True, next(iter(kinds))
             self._narrowed = f"compared in {self.dtype}: the layout has cast the model to it"
             self._make_single_device()
-        layout = Trainer(placed, self.objective.loss, self.optimizer, group=self.group)
+        layout = Trainer(placed, objective.loss, self.optimizer, group=self.group)
         eps = torch.finfo(self.dtype).eps
         negligible = max(NEGLIGIBLE[each] for each in (self.dtype, *mixed_precision(placed.module)))
         limits = Limits(eps if self._narrowed else TOLERANCE[self.dtype], negligible, eps)
@@ -146,9 +147,9 @@ class Proof:
             self._single.chunks = Chunks.of(placed, self.group)
             self._modes = Modes.of(self._nature, self.model, placed, self._single.chunks, self.group)
             judge = Judge(limits, self.group)
-            self._take = Take(layout, self._single, judge, is_short, records=True, clips=True)
+            self._take = Take(layout, self._single, judge, is_short, True, True, objective)
         else:
-            self._take = replace(before, layout=layout)
+            self._take = replace(before, layout=layout, objective=objective)
             self._set_mode(self._single.mode)
 
     def _set_mode(self, mode: Mode) -> None:

@@ -54,10 +54,10 @@ class SingleDevice:
         chunks: Chunks | None = None,
         device: torch.device = devices.HOST,
     ) -> None:
+        self.objective, self.chunks = objective.of(model), chunks or Chunks()
         placed = Placed(devices.place(on_one_device(model), device), device, device, (device,))
         with alone():  # an optimizer may ask for its ranks
-            self.trainer = Trainer(placed, objective.on_one_device, optimizer, autocast)
-        self.objective, self.chunks = objective, chunks or Chunks()
+            self.trainer = Trainer(placed, self.objective.on_one_device, optimizer, autocast)
         self._optimizer, self._autocast, self._module = optimizer, autocast, placed.module
         self._first = self._before = self._groups()
         self._switch = Switch(placed.module)
@@ -82,6 +82,12 @@ class SingleDevice:
         """The parameters that the latest forward has changed: a table with ``max_norm``, say."""
         parameters = self.trainer.parameters().items()
         return _cloned({n: p.detach() for n, p in parameters if p._version != self._versions[n]})
+
+    @property
+    def has_stored_loss(self) -> bool:
+        """Whether a method of the model is the loss, and the forward has stored a tensor for it."""
+        stored = (value for module in self._module.modules() for value in vars(module).values())
+        return self.objective.is_method and any(getattr(each, "grad_fn", None) is not None for each in stored)
 
     def again(
         self,
@@ -210,6 +216,8 @@ class SingleDevice:
             state.load(self.trainer)
         self._versions = {name: each._version for name, each in self.trainer.parameters().items()}
         self._follow_groups(state)
+        if state.objective is not None:
+            self.objective.follow(state.objective, self.trainer.placed.output_device)
 
     def _follow_groups(self, state: State) -> None:
         """Load of the optimizers' groups what the single device's own steps have changed in them so far."""

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from dpexp import tensors
+from dpexp.data.objective import Objective
 from dpexp.data.rng import random_state
 from dpexp.distributed.process_group import ProcessGroup
 from dpexp.strategies.shards import Shards
@@ -23,7 +24,8 @@ class State:
     """Full tensors by name, on the host. ``buffers`` and ``random`` are those of each part of the rows.
 
     ``batches`` have come since the optimizer's step, and have given a single device these ``gradients``:
-    ranks may have others until the last one. ``groups`` are those of the optimizers.
+    ranks may have others until the last one. ``groups`` are those of the optimizers. The loss of
+    ``objective`` may keep something from call to call; without one it is as the step before has left it.
     """
 
     parameters: Mapping[str, torch.Tensor]
@@ -33,6 +35,7 @@ class State:
     batches: int
     random: Sequence[bytes]
     gradients: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    objective: Objective | None = None
 
     @classmethod
     def of(cls, trainer: Trainer) -> State:

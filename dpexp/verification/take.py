@@ -27,6 +27,7 @@ from dpexp import devices, tensors
 from dpexp.config.alike import listed
 from dpexp.config.ranges import plural
 from dpexp.data.batch import Batch
+from dpexp.data.objective import Objective
 from dpexp.data.rng import kept_globals, set_random_state
 from dpexp.distributed.process_group import ProcessGroup
 from dpexp.parallel.parallel_apply import intra_op_threads
@@ -82,7 +83,8 @@ class Take:
 
     ``is_short``: the run computes in a shorter type than float64, beside which it is judged, too.
     ``records``: each step records the calls of modules; else a step that differs is taken again for them.
-    ``clips``: the limit of clipped gradients follows their norm. ``made``: what is special about steps.
+    ``objective`` is that of the layout's model. ``made``: what is special about steps.
+    ``clips``: the limit of clipped gradients follows their norm.
     """
 
     layout: Trainer
@@ -91,6 +93,7 @@ class Take:
     is_short: bool = False
     records: bool = False
     clips: bool = False
+    objective: Objective | None = None
     made: dict[int, str] = field(default_factory=dict)
     rows: dict[int, int] = field(default_factory=dict)
     notes: dict[str, None] = field(default_factory=dict)
@@ -160,6 +163,8 @@ class Take:
         self.by_shards |= self._wrote.keys() if is_split else set()
         if self._drew and is_split and not self.single.mode.in_chunks:
             raise NotComparableError(RuntimeError("it draws random numbers, and each shard draws its own"))
+        if is_split and self.single.mode.in_chunks and self.single.has_stored_loss:
+            raise NotComparableError(RuntimeError("its loss reads what the forward of one shard has stored"))
         return None
 
     def computed(self, found: Step, part: Batch) -> Failure | None:
@@ -271,6 +276,8 @@ class Take:
     def _state(self) -> tuple[State, Failure | None]:
         """The layout's state, and what is wrong with it: ranks apart, or a change since the last take."""
         state = State.of(self.layout)
+        if self.objective is not None:
+            state = replace(state, objective=self.objective.of())
         apart = state.apart(self.group) if self.group.size > 1 else {}
         for name, (own, expected) in apart.items():
             failed = self.judge.failed(self.steps, {"parameters": parts_of({name: own}, {name: expected})})

@@ -35,7 +35,7 @@ class Untouched:
     ) -> None:
         reduced, _ = with_touched_rows(model, [batch])
         self._model, self._batch = copied(reduced, torch.float64), batch
-        self._objective, self._optimizer = objective, optimizer
+        self._objective, self._optimizer = objective.of(self._model), optimizer
         self._dtypes = dict.fromkeys((torch.float64, dtype))
         self._bits = self._step()
 

@@ -53,15 +53,13 @@ def test_a_loss_that_fits_is_not_copied_and_one_that_does_not_stays_as_it_was() 
     loss = nn.CrossEntropyLoss(weight=WEIGHT)
     made = LossTensors(loss)
     assert made.beside(torch.zeros(2, 3)) is loss
-    copied = made.beside(torch.zeros(2, 3).double())
-    assert made.beside(torch.zeros(2, 3).double()) is copied
-    assert (copied.weight.dtype, made.beside(torch.zeros(2, 3)).weight.dtype) == (
-        torch.float64,
-        torch.float32,
-    )
-    assert loss.weight is WEIGHT
     with torch.autocast("cpu", torch.bfloat16):
         assert made.beside(torch.zeros(2, 3).bfloat16()) is loss
+    copied: Any = made.beside(torch.zeros(2, 3).double())
+    assert made.beside(torch.zeros(2, 3).double()) is copied
+    back: Any = made.beside(torch.zeros(2, 3))
+    assert (copied.weight.dtype, back.weight.dtype) == (torch.float64, torch.float32)
+    assert loss.weight is WEIGHT
 
 
 def test_the_note_of_a_narrower_comparison_has_the_error_of_the_loss() -> None:
