@@ -144,19 +144,17 @@ class Modes:
         together = Mode(norms | drawing)
         if not (norms | drawing) and not nature.has_no_eval_mode:
             return cls(together, ())
-        if WHOLE_MODEL in drawing and not chunks.draws_alike:
-            return cls(None, ())
         strict = Mode(synchronized if chunks.are_synchronized else frozenset(), True)
         others = []
         if not chunks.draws_alike:
             others.append(Mode(strict.quiet | drawing, True, OTHER_NUMBERS))
         if not chunks.is_known and nature.batch_norms:
             others.append(Mode(drawing, False, ALL_ROWS))
-        if any(other for _, other in by_rank):
+        if WHOLE_MODEL in drawing or any(other for _, other in by_rank):
             others = []
         if not chunks.splits and chunks.is_known and chunks.draws_alike and not synchronized:
             return cls(strict, ())  # it computes a batch as one, in training mode
-        if nature.has_no_eval_mode and chunks.is_known:
+        if nature.has_no_eval_mode and chunks.is_known and WHOLE_MODEL not in drawing:
             return cls(replace(strict, quiet=strict.quiet | drawing), ())
         has_no_mode = WHOLE_MODEL in drawing or nature.has_no_eval_mode
         return cls(None if has_no_mode else together, (strict, *others))

@@ -33,7 +33,7 @@ from dpexp.training.optimizer_choice import OptimizerFactory
 from dpexp.training.trainer import Trainer
 from dpexp.verification.alone import OwnGroupError
 from dpexp.verification.chunks import Chunks
-from dpexp.verification.compare import Limits
+from dpexp.verification.compare import Difference, Limits
 from dpexp.verification.diagnosis.locate import Locator
 from dpexp.verification.failure import Failure, Report, SingleDeviceError, no_report
 from dpexp.verification.gathered_outputs import gathered_outputs, scalars_of_replicas
@@ -163,8 +163,7 @@ class Proof:
         self._initial.load(self._single.trainer)
         failure = self._take.check_placed()
         if together is None:
-            trains = self._modes.training and self.optimizer is not None
-            only = ": compared in training mode only" if trains else ""
+            only = ": compared in training mode only" if self.optimizer is not None else ""
             self._note(f"no mode of the model computes its rows apart from each other{only}")
         elif failure is None:
             self._set_mode(together)
@@ -277,10 +276,7 @@ class Proof:
         batches = [each for each in self._batches if self._single.chunks.smallest(each.rows) > 1]
         errors, furthest = dict(self._take.judge.errors), None
         if not batches:
-            self._take.restart()
-            self._take.judge.errors = errors
-            self._note("not compared in training mode: its chunks have one row")
-            return None, None
+            return self._not_in_training("its chunks have one row", errors)
         for mode in self._modes.training:
             self._take.restart()
             self._take.judge.errors = dict(errors)
@@ -290,10 +286,7 @@ class Proof:
             try:
                 failure = self._steps(batches)
             except SingleDeviceError as error:
-                self._note(f"not compared in training mode: {describe(error.cause)}")
-                self._take.restart()
-                self._take.judge.errors = errors
-                return None, None
+                return self._not_in_training(describe(error.cause), errors)
             if failure is None:
                 if mode.note == OTHER_NUMBERS and self._are_correlated(batches[0]):
                     break
@@ -303,11 +296,21 @@ class Proof:
             reached = self._take.steps, [*KINDS.values()].index(failure.worst.kind)
             if furthest is None or reached > furthest[0]:
                 furthest = reached, failure, dict(self._take.judge.errors)
+        is_correlated = bool(self._nature.drawing) and self._are_correlated(batches[0])
+        draws_otherwise = WHOLE_MODEL in self._nature.drawing and not self._single.chunks.draws_alike
+        if draws_otherwise and not is_correlated:
+            return self._not_in_training("it may draw other random numbers than a single device", errors)
         (self._take.steps, _), failure, self._take.judge.errors = furthest  # type: ignore[misc]
-        if self._nature.drawing and self._are_correlated(batches[0]):
+        if is_correlated:
             who = "ranks" if self.group.size > 1 else "replicas"
             failure.hint = f"the {who} draw the same random numbers: seed the generator of each differently"
         return failure, None
+
+    def _not_in_training(self, why: str, errors: dict[str, Difference]) -> tuple[None, None]:
+        self._take.restart()
+        self._take.judge.errors = errors
+        self._note(f"not compared in training mode: {why}")
+        return None, None
 
     def _are_correlated(self, batch: Batch) -> bool:
         """Whether rows of the layout get the same random numbers as others, and do not on a single device."""
