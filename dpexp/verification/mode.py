@@ -89,9 +89,10 @@ class Nature:
         layers = {name: part for name, part in model.named_modules() if part.training}
         norms = frozenset(name for name, part in layers.items() if isinstance(part, _BatchNorm))
         drawing = frozenset(name for name, part in layers.items() if is_random_layer(part))
-        with eager(model):
-            outputs, reached, _ = _computed(step, frozenset())
-        while WHOLE_MODEL not in drawing:
+        with drawing_modules(model) as draws:
+            outputs, reached, drew = _computed(step, frozenset())
+        drawing |= draws.names
+        while (draws.any or drew) and WHOLE_MODEL not in drawing:
             with drawing_modules(model) as draws:
                 try:
                     found, names, drew = _computed(step, norms | drawing)
@@ -101,9 +102,8 @@ class Nature:
                 drawing |= {WHOLE_MODEL}
                 break
             reached = names
-            if not (draws.any or drew):
-                break
-            drawing = more_quiet(drawing, draws.names)
+            if draws.any or drew:
+                drawing = more_quiet(drawing, draws.names)
         mark_drawing(model, drawing - {WHOLE_MODEL})
         without_statistics = any(map(_has_no_statistics, model.modules()))
         return cls(norms, drawing, reached, without_statistics)

@@ -49,6 +49,8 @@ class LossInside(nn.Linear):
 
 
 LINEAR = nn.Linear(6, 3)
+for _each in LINEAR.parameters():
+    nn.init.normal_(_each, generator=SAMPLES)
 
 
 @pytest.mark.parametrize(
