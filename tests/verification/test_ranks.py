@@ -224,27 +224,6 @@ def merged(model: nn.Module, mesh: Any) -> nn.Module:
     return DistributedDataParallel(model)
 
 
-class Biased(nn.BatchNorm1d):
-    """Normalizes by the rows of all ranks; its running variance has no correction for their number."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if not self.training:
-            return super().forward(x)
-        rows = with_backward(torch.tensor(float(len(x)), dtype=x.dtype))
-        mean = with_backward(x.sum(0)) / rows
-        variance = with_backward((x - mean).square().sum(0)) / rows
-        with torch.no_grad():
-            self.num_batches_tracked += 1
-            self.running_mean.lerp_(mean, self.momentum)
-            self.running_var.lerp_(variance, self.momentum)
-        return (x - mean) / (variance + self.eps).sqrt() * self.weight + self.bias
-
-
-def biased(model: nn.Module, mesh: Any) -> nn.Module:
-    model[1].__class__ = Biased
-    return DistributedDataParallel(model)
-
-
 def of_shards(parameters: Any) -> torch.optim.Optimizer:
     with catch_warnings(action="ignore"):  # of torch.jit
         from torch.distributed.optim import ZeroRedundancyOptimizer
@@ -313,7 +292,6 @@ PROOFS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "a parameter as output": (sharded, Scaled, {"loss": of_first}),
     "rows of all ranks": (plain, Net, {"loss": per_row, "reduction": "sum"}),
     "merged": (merged, Net, {}),
-    "biased": (biased, tracked, {}),
 }
 
 
@@ -395,11 +373,6 @@ def test_a_right_layout_is_proven(name: str) -> None:
 def test_what_a_layout_keeps_from_one_evaluation_to_the_next_is_found() -> None:
     for message in started()["proof:merged"]:
         assert re.search(r"in eval mode, .*outputs differ .* of the model itself", message)
-
-
-def test_statistics_of_a_batch_norm_over_the_rows_of_all_ranks_are_compared() -> None:
-    for message in started()["proof:biased"]:
-        assert "buffers (1.running_var) differ" in message
 
 
 def test_a_parameter_that_the_layout_changes_is_named_before_any_step() -> None:

@@ -2,17 +2,15 @@
 
 import functools
 
-import torch
 from catalogue import run
 from pieces import change_gradients
 from torch import distributed, nn
 from torch.distributed._composable.replicate import replicate
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.nn.functional import all_reduce
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
-from training_mode import Biased, with_norm
+from training_mode import Synchronized, with_norm
 
 
 @run("host", model="nets.NormsAndDrops")
@@ -20,22 +18,6 @@ def new_modules(model):
     """A new dropout, and a new batch norm with the state of the old one, are in their places."""
     model.drop = nn.Dropout(0.4)
     with_norm(model, nn.BatchNorm1d(8))
-
-
-class Synchronized(Biased):
-    """A batch norm of the rows of all ranks."""
-
-    def forward(self, x):
-        if not self.training:
-            return super().forward(x)
-        rows = all_reduce(torch.tensor(float(len(x)), dtype=x.dtype))
-        mean = all_reduce(x.sum(0)) / rows
-        variance = all_reduce((x - mean).square().sum(0)) / rows
-        with torch.no_grad():
-            self.running_mean.lerp_(mean, self.momentum)
-            self.running_var.lerp_(variance * rows / (rows - 1), self.momentum)
-            self.num_batches_tracked += 1
-        return (x - mean) / (variance + self.eps).sqrt() * self.weight + self.bias
 
 
 @run("ranks", model="nets.Norms", words="batch norms use the statistics of all rows")

@@ -27,7 +27,7 @@ class Biased(nn.BatchNorm1d):
         return functional.batch_norm(x, None, None, self.weight, self.bias, True, 0.0, self.eps)
 
 
-class Synchronized(Biased):
+class MeanOfVariances(Biased):
     """Takes the mean of the ranks' variances as the variance of all rows."""
 
     def forward(self, x):
@@ -46,7 +46,32 @@ def with_norm(model, new):
 @run("ranks", model="nets.Norms")
 def mean_of_variances(model):
     """A synchronized batch norm takes the mean of the ranks' variances as the variance of all rows."""
+    with_norm(model, MeanOfVariances(8))
+
+
+class Synchronized(Biased):
+    """A batch norm of the rows of all ranks."""
+
+    correction = 1
+
+    def forward(self, x):
+        if not self.training:
+            return super().forward(x)
+        rows = all_reduce(torch.tensor(float(len(x)), dtype=x.dtype))
+        mean = all_reduce(x.sum(0)) / rows
+        variance = all_reduce((x - mean).square().sum(0)) / rows
+        with torch.no_grad():
+            self.running_mean.lerp_(mean, self.momentum)
+            self.running_var.lerp_(variance * rows / (rows - self.correction), self.momentum)
+            self.num_batches_tracked += 1
+        return (x - mean) / (variance + self.eps).sqrt() * self.weight + self.bias
+
+
+@run("ranks", model="nets.Norms", words="norm.running_var")
+def biased_of_all_rows(model):
+    """A synchronized batch norm keeps the biased variance of all rows."""
     with_norm(model, Synchronized(8))
+    model.norm.correction = 0
 
 
 @run("ranks", model="nets.Norms")
