@@ -4,6 +4,8 @@
               -- chunk 1 -- forward, from the buffers before the step  -->  its buffers are lost
     outputs of all chunks, joined -- loss -- backward
 
+Frozen parameters, to which a forward may write an average of others, are as before the step for each, too.
+
 So a batch norm in training mode normalizes with the rows of its chunk, and dropout draws the masks of its
 chunk: what PyTorch's DataParallel and DistributedDataParallel define.
 """
@@ -49,9 +51,13 @@ class Chunked(Wrapper):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The outputs of all chunks: ``(rows, …)``, and a vector where a chunk has a scalar."""
         original, outputs = _buffers(self.module), []
+        frozen = [(each, each.clone()) for each in self.module.parameters() if not each.requires_grad]
         self.buffers_after = []
         for chunk, (own_args, own_kwargs) in enumerate(self._split(args, kwargs)):
             _set_buffers({place: buffer.clone() for place, buffer in original.items()})
+            for parameter, before in frozen if chunk else ():  # a forward may write averages to them
+                if not torch.equal(parameter, before):
+                    parameter.copy_(before)
             self._before(chunk)
             with self._numbered(chunk):
                 outputs.append(self.module(*own_args, **own_kwargs))

@@ -229,6 +229,24 @@ def test_chunks_keep_the_buffers_of_the_first_and_have_those_of_all() -> None:
     assert int(norm.num_batches_tracked) == 1
 
 
+class Averaging(nn.Linear):
+    """Each forward moves a frozen average of the weight towards it."""
+
+    def __init__(self) -> None:
+        super().__init__(3, 3)
+        self.average = nn.Parameter(torch.zeros(3, 3), requires_grad=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.average.lerp_(self.weight.detach(), 0.5)
+        return super().forward(x) @ self.average
+
+
+def test_each_chunk_begins_with_the_frozen_parameters_of_the_step() -> None:
+    module, x = Averaging(), torch.randn(6, 3)
+    assert torch.allclose(Chunked(module, 3)(x), (x @ module.weight.T + module.bias) @ module.weight / 2)
+    assert torch.allclose(module.average, module.weight / 2)
+
+
 # --- runs ---------------------------------------------------------------------------------------------
 
 
