@@ -94,11 +94,12 @@ class Objective:
     def on_one_device(self, outputs: Any, targets: Any) -> Tensor:
         """The loss of a forward without shards, which must be a scalar. Raises ConfigError.
 
-        From then on it is known whether the forward returns the loss: replicas that each do return a vector.
+        From then on it is known whether the forward returns the loss: replicas that each do return a vector,
+        and so does a single device that computes chunk by chunk.
         """
         inside = loss_inside(outputs)
-        self._is_inside = self._loss is None and inside is not None and inside.dim() == 0
-        loss = _check_scalar(self._compute(outputs, targets))
+        self._is_inside |= self._loss is None and inside is not None and inside.dim() == 0
+        loss = self.loss(outputs, targets)
         self._is_scalar = True
         return loss
 

@@ -102,7 +102,7 @@ class Proof:
         """In the first type in which it computes; another one has found out what the model does by nature."""
         first_error = None
         while True:
-            self._probe = self._single_device()
+            self._probe = self._single_device(self.objective)
             self._initial = State.of(self._probe.trainer)
             try:
                 self._nature = Nature.of(self._probe.trainer.placed.module, self._tried)
@@ -116,11 +116,11 @@ class Proof:
                 )
                 self._narrowed += describe(error)
                 self.dtype = narrower
-        self._single = self._single_device()
+        self._single = self._single_device(self._probe.objective)  # which knows what the forward returns
         mark_drawing(self._single.trainer.placed.module, self._nature.drawing - {WHOLE_MODEL})
 
-    def _single_device(self) -> SingleDevice:
-        return SingleDevice(copied(self.model, self.dtype), self.objective, self.optimizer)
+    def _single_device(self, objective: Objective) -> SingleDevice:
+        return SingleDevice(copied(self.model, self.dtype), objective, self.optimizer)
 
     def _tried(self, quiet: frozenset[str]) -> tuple[Step, bool]:
         self._probe.set_mode(Mode(quiet))
@@ -130,7 +130,7 @@ class Proof:
         """Make the layout, of a copy with the modes of the model as written, and take its steps."""
         model = copied(self.model, self.dtype)
         mark_drawing(model, self._nature.drawing - {WHOLE_MODEL})
-        objective = self._probe.objective.of(model)  # which knows what the forward returns
+        objective = self._probe.objective.of(model)
         placed, is_short = self.lay_out(model), False
         kinds = {each.dtype for each in placed.module.parameters() if each.is_floating_point()}
         if len(kinds) == 1 and self.dtype not in kinds:

@@ -133,6 +133,13 @@ def test_a_vector_is_a_loss_only_after_a_single_device_gave_a_scalar() -> None:
     assert objective.loss(torch.tensor([1.0, 4.0]), torch.zeros(3)).item() == pytest.approx(2.0)
 
 
+def test_a_single_device_that_computes_in_chunks_weights_the_losses_of_its_forwards() -> None:
+    objective, targets = Objective(), torch.zeros(5, dtype=torch.long)
+    for loss, expected in ((torch.tensor(2.0), 2.0), (torch.tensor([1.0, 6.0]), (3 * 1.0 + 2 * 6.0) / 5)):
+        outputs = {"loss": loss, "logits": torch.zeros(5, 3)}
+        assert objective.on_one_device(outputs, targets).item() == pytest.approx(expected)
+
+
 def test_losses_of_replicas_without_targets_are_refused_with_what_to_do() -> None:
     objective = Objective(reduction="tokens")
     assert objective.on_one_device(torch.ones(()), None).item() == 1.0
