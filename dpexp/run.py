@@ -111,7 +111,7 @@ def run(
     texts = {name: value for name, value in given.items() if isinstance(value, str)}
     objects = {name: value for name, value in given.items() if name not in texts and value is not None}
     if samples := {"data", "validation"} & objects.keys():
-        from dpexp.data.sources import user_samples
+        from dpexp.data import user_samples
 
         lists = {name: objects[name] for name in samples if isinstance(objects[name], list)}
         objects |= {name: user_samples.of_batches(batches) for name, batches in lists.items()}
@@ -186,7 +186,7 @@ def _begin(
     """The prepared run and its journal, with the description of the run; nothing is written before."""
     signals.hold()  # torch turns what is raised in its import into another error, or aborts
     from dpexp.engine.observations import run_facts
-    from dpexp.engine.prepare_ranks import prepare_ranks
+    from dpexp.engine.ranks import prepare_ranks
 
     signals.release()
     if is_last:
@@ -259,7 +259,7 @@ def _launch_ranks(config: RunConfig, options: LaunchOptions, quiet: bool, on_rec
     """Start the ranks with torchrun's launcher; the Record is that of the first rank."""
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # read when torch is imported
     with startup_errors(JournalError), importing_torch(quiet):
-        from dpexp.distributed.device_assignment import processes
+        from dpexp.distributed.devices import processes
         from dpexp.engine.prepare import prepare
 
         prepare(config)

@@ -14,8 +14,7 @@ from torch import nn
 from dpexp import devices
 from dpexp.config.errors import ConfigError
 from dpexp.config.run_config import RunConfig
-from dpexp.distributed.device_assignment import assign_device
-from dpexp.distributed.device_selection import select_devices
+from dpexp.distributed.devices import assign_device, select_devices
 from dpexp.distributed.world import World
 
 Pair = namedtuple("Pair", "left right")

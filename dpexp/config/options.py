@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from dpexp.config import names
 from dpexp.config.errors import ConfigError, did_you_mean, shown
-from dpexp.config.factories.spec import Spec
+from dpexp.config.spec import Spec
 
 Role = Literal["run", "delivery", "label"]
 """What an option decides: the run itself; whether MLflow gets it; under which names."""

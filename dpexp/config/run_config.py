@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from dpexp.config.errors import ConfigError, available, unknown
-from dpexp.config.factories.spec import SpecField
 from dpexp.config.options import Role, option, option_fields, to_json, validate
+from dpexp.config.spec import SpecField
 from dpexp.config.strategy_options import StrategyOptions
 from dpexp.config.strategy_registry import STRATEGY_OPTIONS
 

@@ -1,14 +1,36 @@
-"""StrategyOptions: the base classes of what is in ``dpexp/config/strategies``, and the entry of each."""
+"""StrategyOptions: the base classes of what is in ``dpexp/config/strategies``, and the entry of each.
+
+The options of ``single``.
+
+The options of ``whole``.
+
+The options of ``block``.
+
+The options of ``functional``.
+
+The options of ``hybrid``.
+
+The options of ``place``.
+
+The options of ``ddp``.
+
+The options of ``fsdp``.
+
+The options of ``custom``."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import ClassVar
 
-from dpexp.config.factories.factory import Factory
+from dpexp.config.errors import ConfigError
+from dpexp.config.factories import Factory, Registry
 from dpexp.config.mesh import Mesh
 from dpexp.config.options import option, validate
+from dpexp.config.ranges import plural
+from dpexp.config.spec import SpecField
 
 
 @dataclass(frozen=True)
@@ -124,3 +146,233 @@ class DataParallelOptions(ReplicateOptions):
     def with_devices(self, names: Mapping[str, str]) -> StrategyOptions:
         name = self.output_device.strip()
         return replace(self, output_device=names.get(name, name))
+
+
+@dataclass(frozen=True)
+class SingleOptions(StrategyOptions):
+    """Options of ``single``."""
+
+    strategy = StrategyEntry(
+        name="single",
+        help="The model on one device: the reference.",
+        layout="dpexp.strategies.single:Single",
+        examples=("--devices cpu --steps 500", "--model cnn --data digits --epochs 2"),
+        order=10,
+    )
+
+
+@dataclass(frozen=True)
+class WholeOptions(DataParallelOptions):
+    """Options of ``whole``."""
+
+    strategy = StrategyEntry(
+        name="whole",
+        help="The whole model in DataParallel.",
+        layout="dpexp.strategies.replicas:Whole",
+        examples=("--virtual 3", "--devices cuda:0,cuda:1 --batch-size 256"),
+        order=20,
+    )
+
+
+@dataclass(frozen=True)
+class BlockOptions(ReplicateOptions):
+    """Options of ``block``."""
+
+    strategy = StrategyEntry(
+        name="block",
+        help="Only the named submodules in DataParallel.",
+        layout="dpexp.strategies.replicas:Block",
+        model="blocks",
+        examples=("--virtual 2 --block block2", "--virtual 2 --model transformer --block encoder"),
+        order=30,
+    )
+
+    block: tuple[str, ...] = option(
+        ("block2",), "Submodule to wrap, by name or pattern as layers.*; repeat for several."
+    )
+
+
+@dataclass(frozen=True)
+class FunctionalOptions(DataParallelOptions):
+    """Options of ``functional``."""
+
+    strategy = StrategyEntry(
+        name="functional",
+        help="data_parallel(module, inputs, devices), composed of the four primitives.",
+        layout="dpexp.strategies.replicas:Functional",
+        examples=("--virtual 3", "--virtual 2 --model mlp --data digits"),
+        order=40,
+    )
+    copies_to_all = True
+
+
+@dataclass(frozen=True)
+class HybridOptions(RankOptions):
+    """Options of ``hybrid``."""
+
+    strategy = StrategyEntry(
+        name="hybrid",
+        help="Named submodules stay on the host, the rest goes to the accelerators.",
+        layout="dpexp.strategies.hybrid:Hybrid",
+        model="embedding",
+        examples=("--virtual 1 --sparse", "--virtual 1 --data text:README.md --lr 1"),
+        order=50,
+    )
+
+    emulated = 1
+
+    host: tuple[str, ...] = option(
+        ("embedding",), "Submodule that stays on the host, a name or pattern; repeat for several."
+    )
+    sparse: bool = option(
+        False,
+        "Sparse gradients for the host's embeddings: only the rows of the batch are transferred.",
+        flag="--sparse/--dense",
+    )
+    shard_embedding: bool = option(
+        False,
+        "Under torchrun: each rank holds some rows of the embeddings, instead of all.",
+        flag="--shard-embedding/--whole-embedding",
+    )
+
+
+@dataclass(frozen=True)
+class PlaceOptions(StrategyOptions):
+    """Options of ``place``."""
+
+    strategy = StrategyEntry(
+        name="place",
+        help="Each submodule on the device that a device map names.",
+        layout="dpexp.strategies.place:Place",
+        model="blocks",
+        examples=(
+            "--place block1=cpu:0 --place block2=cpu:1 --virtual 2",
+            "--place 'block*=cuda:0' --dry-run",
+        ),
+        order=60,
+    )
+
+    emulated = 2
+    mixes_kinds = True
+
+    place: tuple[str, ...] = option(
+        (),
+        "Submodules and their device, as layers.*=cuda:0; repeat for several. Others go to the first device.",
+        metavar="NAME=DEVICE",
+    )
+
+    def with_devices(self, names: Mapping[str, str]) -> StrategyOptions:
+        entries = (entry.rpartition("=") for entry in self.place)
+        renamed = tuple(f"{name}={names.get(to.strip(), to)}" for name, _, to in entries)
+        return replace(self, place=renamed)
+
+
+@dataclass(frozen=True)
+class DdpOptions(LaunchOptions):
+    """Options of ``ddp``."""
+
+    strategy = StrategyEntry(
+        name="ddp",
+        help="DistributedDataParallel: one process per device, under torchrun.",
+        layout="dpexp.strategies.ranks:Ddp",
+        examples=("--devices 2", "--devices 4 --bucket-mb 1"),
+        order=70,
+    )
+
+    bucket_mb: float = option(
+        25.0, "Megabytes of gradients that are all-reduced together.", min=0.001, max=1e6
+    )
+    find_unused: bool = option(
+        False,
+        "Search every step for parameters without a gradient, instead of raising an error for them.",
+        flag="--find-unused/--all-used",
+    )
+
+
+@dataclass(frozen=True)
+class FsdpOptions(LaunchOptions):
+    """Options of ``fsdp``."""
+
+    strategy = StrategyEntry(
+        name="fsdp",
+        help="FSDP2 fully_shard: one process per device, each with a part of every parameter.",
+        layout="dpexp.strategies.ranks:Fsdp",
+        model="blocks",
+        examples=("--devices 2", "--devices 2 --model transformer --block encoder"),
+        order=80,
+    )
+
+    has_dtensors = True
+
+    block: tuple[str, ...] = option(
+        ("*",), "Submodule to shard as a unit; repeat for several. * means every direct child."
+    )
+
+
+@dataclass(frozen=True)
+class CustomOptions(LaunchOptions):
+    """Options of ``custom``.
+
+    Ranks are numbered as in ``init_device_mesh``: the last dimension of the mesh varies fastest.
+    """
+
+    strategy = StrategyEntry(
+        name="custom",
+        help="Your own layout: a function that takes the model and a device mesh or devices.",
+        layout="dpexp.strategies.custom:Custom",
+        model="blocks",
+        examples=(
+            "--layout layout.py:parallelize --mesh dp=2,tp=2",
+            "--layout layout.py:parallelize --virtual 2",
+        ),
+        order=90,
+    )
+
+    mixes_kinds = True
+
+    layout: SpecField = option(
+        "",
+        "Function that lays the model out: (model, mesh) -> module, or (model, devices) -> module.",
+        metavar="FILE.py:FUNCTION",
+    )
+    mesh: str = option(
+        "",
+        "Dimensions of the ranks' device mesh, as dp=2,tp=2. Ranks along dimensions whose names begin with "
+        "dp split the batch; ranks along any other compute the same rows.",
+        metavar="NAME=SIZE,...",
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._mesh  # noqa: B018 - raises ConfigError
+
+    @cached_property
+    def _mesh(self) -> Mesh | None:
+        """``--mesh``, parsed; None without it."""
+        return Mesh.parse(self.mesh) if self.mesh else None
+
+    @cached_property
+    def function(self) -> Factory:
+        """The function that ``--layout`` names. Raises ConfigError as ``Registry.find``."""
+        return Registry("--layout", "layout", {}).find(self.layout)
+
+    @property
+    def factories(self) -> dict[str, Factory]:
+        return {"layout": self.function} if self.layout else {}
+
+    @property
+    def launch_options(self) -> LaunchOptions | None:
+        return self if self._mesh else None
+
+    @property
+    def ranks(self) -> int:
+        return self._mesh.size if self._mesh else 0
+
+    def mesh_of(self, world_size: int) -> Mesh:
+        mesh = self._mesh or super().mesh_of(world_size)
+        if mesh.size != world_size:
+            raise ConfigError(
+                f"--mesh {self.mesh} has {plural(mesh.size, 'rank')}, and {world_size} run: "
+                f"start {mesh.size}, or give sizes whose product is the number of ranks"
+            )
+        return mesh

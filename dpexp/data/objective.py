@@ -32,7 +32,7 @@ from dpexp.config.ranges import plural
 from dpexp.data.batch import Batch
 from dpexp.data.loss_tensors import LossTensors, TensorCopies
 from dpexp.data.outputs import NO_LOSS, logits, loss_inside
-from dpexp.distributed.process_group import ProcessGroup
+from dpexp.distributed.group import ProcessGroup
 
 _OF_OUTPUTS = "the loss is the mean of the squared outputs, or what the forward returns; --loss names another"
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING
 
-from dpexp.config.factories.factory import Factory
-from dpexp.config.factories.registry import Entry, Option, Registry
+from dpexp.config.factories import Entry, Factory, Option, Registry
 
 if TYPE_CHECKING:
     from dpexp.data.base import Source
@@ -14,7 +13,7 @@ if TYPE_CHECKING:
 _SOURCES = {
     "random": Entry(
         "Random numbers of the kind that the model takes.",
-        "dpexp.data.sources.random:RandomSource",
+        "dpexp.data.random_samples:RandomSource",
         (
             Option("samples", int, 100, "Samples in an epoch."),
             Option("shape", str, "", "Shape of a sample, as 5 or 3x32x32. Default: what the model takes."),
@@ -22,17 +21,17 @@ _SOURCES = {
     ),
     "digits": Entry(
         "The 8 x 8 images of handwritten digits that scikit-learn ships: 1437 to train, 360 to test.",
-        "dpexp.data.sources.digits:DigitsSource",
+        "dpexp.data.digits:DigitsSource",
     ),
     "text": Entry(
         "The bytes of a file, or of a folder's text files, as ids; the target is the next byte.",
-        "dpexp.data.sources.text:TextSource",
+        "dpexp.data.text:TextSource",
         (Option("length", int, 32, "Bytes in a sample."),),
         argument="PATH",
     ),
     "sequences": Entry(
         "Sequences of different lengths; each step has a class that depends on those before it.",
-        "dpexp.data.sources.synthetic:SequencesSource",
+        "dpexp.data.synthetic:SequencesSource",
         (
             Option("samples", int, 1000, "Sequences in an epoch; a fifth as many are held out."),
             Option("length", int, 20, "Steps of the longest sequence."),
@@ -42,7 +41,7 @@ _SOURCES = {
     ),
     "clicks": Entry(
         "Dense features and ids drawn from a power law; clicks of a ground-truth model.",
-        "dpexp.data.sources.synthetic:ClicksSource",
+        "dpexp.data.synthetic:ClicksSource",
         (
             Option("samples", int, 10000, "Samples in an epoch; a fifth as many are held out."),
             Option("dense", int, 13, "Dense features."),
@@ -87,7 +86,7 @@ def source(factory: Factory, loss: Factory | None = None, reduction: str = "") -
         argument = {} if factory.argument is None else {"argument": factory.argument}
         found: Source = factory.load()(where=factory.where, **factory.all_options, **argument)
     else:
-        from dpexp.data.sources.user_data import UserSource
+        from dpexp.data.user_data import UserSource
 
         found = UserSource(factory)
     if loss is not None:

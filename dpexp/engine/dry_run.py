@@ -29,14 +29,14 @@ from dpexp.config.errors import ConfigError, describe, text_of
 from dpexp.config.run_config import RunConfig
 from dpexp.config.strategy_options import StrategyOptions
 from dpexp.data.batch import Batch
-from dpexp.distributed.device_assignment import processes, rank_devices
+from dpexp.distributed.devices import processes, rank_devices
 from dpexp.distributed.world import World
 from dpexp.engine.prepare import Prepared, prepare
 from dpexp.measurement.observe import device_map, observe
 from dpexp.measurement.predicted_work import predicted_work
 from dpexp.parallel import chunk_sizes
 from dpexp.record.record import Row
-from dpexp.strategies.modules.wrappers import Wrapper, joined, parts
+from dpexp.strategies.modules import Wrapper, joined, parts
 from dpexp.strategies.placed import Loss, Placed
 from dpexp.tensors import map_tensors
 from dpexp.timing import Timer

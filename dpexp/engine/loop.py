@@ -1,11 +1,11 @@
 """Loop: a prepared run from its verification to its last pass. Facts go to the journal as they are found."""
 
 from dpexp.distributed.signals import SignalHandler
-from dpexp.engine.measure import Measurement
 from dpexp.engine.observations import Observations
+from dpexp.engine.own_steps import OwnVerification
+from dpexp.engine.passes import Measurement
 from dpexp.engine.prepare import Prepared
 from dpexp.engine.progress import ProgressBar
-from dpexp.engine.steps.own_steps import OwnVerification
 from dpexp.engine.verify import UNVERIFIED, refuse, reported, row, unchecked, verify
 from dpexp.record.journal import Journal
 from dpexp.timing import Timer

@@ -12,8 +12,7 @@ import torch
 from torch import nn
 
 from dpexp import devices, tensors
-from dpexp.config.alike import listed
-from dpexp.config.errors import ConfigError, describe
+from dpexp.config.errors import ConfigError, describe, listed
 from dpexp.config.ranges import plural
 from dpexp.data.batch import Batch
 from dpexp.data.dataset import Dataset
@@ -21,7 +20,7 @@ from dpexp.measurement.evaluation import Evaluation
 from dpexp.parallel import chunk_sizes
 from dpexp.parallel.rng_order import mark_drawing
 from dpexp.strategies.base import Strategy
-from dpexp.strategies.ranks.sync_batch_norm import synchronized, without_ranks
+from dpexp.strategies.ranks import synchronized, without_ranks
 from dpexp.training.preserve import preserved
 from dpexp.verification.mode import drawing_modules
 from dpexp.verification.model_copy import check_copyable

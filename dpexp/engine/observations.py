@@ -7,10 +7,9 @@ from dpexp import devices
 from dpexp.config.run_config import config_digest
 from dpexp.data.batch import Batch
 from dpexp.distributed.world import Member
-from dpexp.engine.facts.environment import environment, torch_environment
-from dpexp.engine.facts.files import directory, file_hashes
-from dpexp.engine.facts.references import references
+from dpexp.engine.facts import directory, environment, file_hashes, torch_environment
 from dpexp.engine.prepare import Prepared
+from dpexp.engine.references import references
 from dpexp.measurement.observe import EPOCH_LIMIT, device_map, observe, observed, optimizer_map
 from dpexp.record.journal import now
 from dpexp.record.record import Row

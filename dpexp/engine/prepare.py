@@ -11,7 +11,7 @@ from torch import nn
 
 from dpexp import devices, tensors
 from dpexp.config.errors import ConfigError, describe
-from dpexp.config.factories.factory import Factory
+from dpexp.config.factories import Factory
 from dpexp.config.process import cores
 from dpexp.config.ranges import plural
 from dpexp.config.run_config import RunConfig
@@ -21,11 +21,9 @@ from dpexp.data.batch import Batch
 from dpexp.data.dataset import Dataset
 from dpexp.data.halves import no_mean_over_rows
 from dpexp.data.rng import generator, kept_globals, seed_globals
-from dpexp.distributed.device_assignment import assign_device
-from dpexp.distributed.device_selection import DeviceSelection
-from dpexp.distributed.process_group import ProcessGroup
+from dpexp.distributed.devices import DeviceSelection, assign_device
+from dpexp.distributed.group import ProcessGroup
 from dpexp.distributed.world import World
-from dpexp.engine.facts.references import factories
 from dpexp.engine.model_check import (
     check_model,
     check_not_wrapped,
@@ -33,14 +31,14 @@ from dpexp.engine.model_check import (
     try_one_batch,
     turn_off_cache,
 )
+from dpexp.engine.references import factories
 from dpexp.measurement.evaluation import Evaluation, Metrics, metrics_of
 from dpexp.models import registry as models
 from dpexp.strategies.base import Strategy
 from dpexp.strategies.placed import Placed
-from dpexp.strategies.ranks.sync_batch_norm import check_sync_batch_norm
+from dpexp.strategies.ranks import check_sync_batch_norm
 from dpexp.strategies.registry import STRATEGIES
-from dpexp.training.optimizer_check import check_optimizer
-from dpexp.training.optimizer_choice import OptimizerChoice
+from dpexp.training.optimizers import OptimizerChoice, check_optimizer
 from dpexp.training.trainer import Trainer
 from dpexp.verification.alone import alone
 from dpexp.verification.model_copy import check_not_scripted

@@ -17,7 +17,7 @@ from dpexp.engine.prepare import Prepared
 from dpexp.record.journal import Journal
 from dpexp.record.record import Row
 from dpexp.timing import Timer
-from dpexp.training.optimizer_choice import OptimizerChoice
+from dpexp.training.optimizers import OptimizerChoice
 from dpexp.verification.compare import Difference
 from dpexp.verification.failure import Report, no_report
 from dpexp.verification.made_batches import Pieces, made_batches

@@ -30,7 +30,7 @@ from dpexp import tensors
 from dpexp.devices import HOST, current_device, label, placed_on
 from dpexp.measurement.flops import flops_of
 from dpexp.parallel.data_parallel import DataParallel
-from dpexp.strategies.modules.wrappers import Wrapper
+from dpexp.strategies.modules import Wrapper
 
 aten = torch.ops.aten
 COPIES = frozenset((aten.clone, aten._to_copy, aten.copy_))

@@ -16,8 +16,7 @@ from torch import nn
 from dpexp import devices, tensors
 from dpexp.data.batch import Batch
 from dpexp.record.record import Row
-from dpexp.strategies.modules.tables import TablePart
-from dpexp.strategies.modules.wrappers import Part, Transfer, Wrapper, is_transparent, parts
+from dpexp.strategies.modules import Part, TablePart, Transfer, Wrapper, is_transparent, parts
 from dpexp.strategies.placed import Loss, Placed, StepEndedError, StepObserver
 from dpexp.training.preserve import eager, preserved
 

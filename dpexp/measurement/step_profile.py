@@ -17,7 +17,7 @@ from dpexp.data.batch import Batch
 from dpexp.measurement.live_storages import LiveStorages, storage_size
 from dpexp.measurement.observe import device_map, device_of, optimizer_map
 from dpexp.record.record import Row
-from dpexp.strategies.modules.wrappers import named_buffers, named_parameters, parts
+from dpexp.strategies.modules import named_buffers, named_parameters, parts
 from dpexp.strategies.placed import Placed, StepObserver
 from dpexp.training.preserve import is_compiled
 from dpexp.training.trainer import Trainer

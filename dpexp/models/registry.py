@@ -7,8 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dpexp.config.errors import ConfigError, describe
-from dpexp.config.factories.factory import Factory
-from dpexp.config.factories.registry import Entry, Option, Registry
+from dpexp.config.factories import Entry, Factory, Option, Registry
 from dpexp.config.features import Features
 
 if TYPE_CHECKING:

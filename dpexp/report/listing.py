@@ -6,7 +6,7 @@ from typing import Any
 
 from rich.cells import cell_len, set_cell_size
 
-from dpexp.config.alike import merged
+from dpexp.config.errors import merged
 from dpexp.config.printable import printable_line
 from dpexp.config.ranges import plural
 from dpexp.record.figures import At, figures
@@ -124,7 +124,7 @@ def _status(run: RunSummary) -> str:
 
 
 def models_sections(registry: Sequence[Row]) -> list[Section]:
-    """The registry of ``dpexp.engine.facts.inventory``: each model with its options."""
+    """The registry of ``dpexp.engine.references``: each model with its options."""
     found = []
     for model in registry:
         options = ((f"{option['option']}={option['default']}", option["help"]) for option in model["options"])
@@ -138,7 +138,7 @@ def models_sections(registry: Sequence[Row]) -> list[Section]:
 
 
 def inventory_sections(found: Row) -> list[Section]:
-    """The result of ``dpexp.engine.facts.inventory.inventory``; modules that are alike share a row."""
+    """The result of ``dpexp.engine.references.inventory``; modules that are alike share a row."""
     names = {row["module"] for row in found["modules"]}
     rows = []
     for name, (kind, parameters, size, *others) in merged(

@@ -14,7 +14,7 @@ from torch import nn
 
 from dpexp.config.run_config import RunConfig
 from dpexp.config.strategy_options import StrategyOptions
-from dpexp.distributed.process_group import ProcessGroup
+from dpexp.distributed.group import ProcessGroup
 from dpexp.strategies.placed import Placed
 from dpexp.timing import Timer
 

@@ -16,11 +16,10 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from dpexp.config.errors import ConfigError
-from dpexp.config.strategies.place import PlaceOptions
+from dpexp.config.strategy_options import PlaceOptions
 from dpexp.devices import HOST, is_virtual, label, place, running_on, set_tensor_device, tensor_device
 from dpexp.strategies.base import Devices, Needs, Strategy
-from dpexp.strategies.modules.submodules import check_no_overlap, check_not_tied, matching, rewire
-from dpexp.strategies.modules.wrappers import Transfer, Wrapper
+from dpexp.strategies.modules import Transfer, Wrapper, check_no_overlap, check_not_tied, matching, rewire
 from dpexp.strategies.placed import Placed
 from dpexp.tensors import walk
 from dpexp.timing import Timer

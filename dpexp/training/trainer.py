@@ -12,13 +12,12 @@ import torch
 from torch import nn
 
 from dpexp import devices, tensors
-from dpexp.config.alike import listed
+from dpexp.config.errors import listed
 from dpexp.data.batch import Batch
-from dpexp.distributed.process_group import ProcessGroup
-from dpexp.strategies.modules.wrappers import named_buffers, named_parameters
+from dpexp.distributed.group import ProcessGroup
+from dpexp.strategies.modules import named_buffers, named_parameters
 from dpexp.strategies.placed import UNOBSERVED, Loss, Placed, StepObserver
-from dpexp.training.optimizer_choice import OptimizerFactory
-from dpexp.training.optimizer_state import full_state
+from dpexp.training.optimizers import OptimizerFactory, full_state
 
 
 class Trainer:

@@ -22,9 +22,9 @@ import torch
 from torch import nn
 
 from dpexp import devices, tensors
-from dpexp.distributed.process_group import ProcessGroup
+from dpexp.distributed.group import ProcessGroup
 from dpexp.parallel.data_parallel import DataParallel
-from dpexp.strategies.modules.wrappers import Wrapper, named_buffers, parts
+from dpexp.strategies.modules import Wrapper, named_buffers, parts
 from dpexp.strategies.placed import Placed
 
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")

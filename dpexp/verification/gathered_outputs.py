@@ -13,7 +13,7 @@ import torch
 from dpexp.config.errors import ConfigError
 from dpexp.data.batch import Batch
 from dpexp.data.objective import Objective
-from dpexp.distributed.process_group import ProcessGroup
+from dpexp.distributed.group import ProcessGroup
 from dpexp.verification.compare import Limits, distance, parts
 from dpexp.verification.recorder import Step
 

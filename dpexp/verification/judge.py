@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from dpexp.distributed.process_group import ProcessGroup
+from dpexp.distributed.group import ProcessGroup
 from dpexp.verification.compare import Difference, Kinds, Limits, Noise, Parts, worst
 from dpexp.verification.rounding import CERTAIN, largest
 

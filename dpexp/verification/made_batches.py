@@ -24,8 +24,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from dpexp import tensors
 from dpexp.data.batch import Batch
 from dpexp.data.rng import kept_globals
-from dpexp.distributed.process_group import ProcessGroup
-from dpexp.strategies.ranks.sync_batch_norm import on_one_device
+from dpexp.distributed.group import ProcessGroup
+from dpexp.strategies.ranks import on_one_device
 from dpexp.verification.alone import alone
 from dpexp.verification.model_copy import first_copies
 from dpexp.verification.touched_rows import large_tables

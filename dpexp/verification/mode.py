@@ -20,9 +20,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.hooks import RemovableHandle
 
 from dpexp.data.rng import random_state
-from dpexp.distributed.process_group import ProcessGroup
+from dpexp.distributed.group import ProcessGroup
 from dpexp.parallel.rng_order import DRAWS, PROBABILITIES, is_random_layer, mark_drawing
-from dpexp.strategies.modules.wrappers import parts, wrapped_key
+from dpexp.strategies.modules import parts, wrapped_key
 from dpexp.strategies.placed import Placed
 from dpexp.training.preserve import eager
 from dpexp.verification.chunks import Chunks

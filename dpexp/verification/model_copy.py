@@ -9,7 +9,7 @@ from torch import nn
 
 from dpexp import tensors
 from dpexp.config.errors import ConfigError
-from dpexp.strategies.modules.hooks import carry_hooks
+from dpexp.strategies.modules import carry_hooks
 
 
 def copied(model: nn.Module, dtype: torch.dtype) -> nn.Module:

@@ -12,8 +12,8 @@ from dpexp.config.errors import describe
 from dpexp.data.batch import Batch
 from dpexp.data.objective import Objective
 from dpexp.devices import without_tf32
-from dpexp.strategies.modules.wrappers import parts
-from dpexp.training.optimizer_choice import OptimizerFactory
+from dpexp.strategies.modules import parts
+from dpexp.training.optimizers import OptimizerFactory
 from dpexp.training.preserve import is_users
 from dpexp.training.trainer import Trainer
 from dpexp.verification.alone import OwnGroupError

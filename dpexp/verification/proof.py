@@ -19,17 +19,16 @@ from typing import Any, TypeAlias
 import torch
 from torch import nn
 
-from dpexp.config.alike import listed
-from dpexp.config.errors import describe
+from dpexp.config.errors import describe, listed
 from dpexp.config.ranges import plural
 from dpexp.data.batch import Batch
 from dpexp.data.objective import Objective
 from dpexp.data.rng import kept_globals, seed_globals
-from dpexp.distributed.process_group import ProcessGroup
+from dpexp.distributed.group import ProcessGroup
 from dpexp.parallel.rng_order import mark_drawing
-from dpexp.strategies import sharding_rules
+from dpexp.strategies import custom as sharding_rules
 from dpexp.strategies.placed import Placed
-from dpexp.training.optimizer_choice import OptimizerFactory
+from dpexp.training.optimizers import OptimizerFactory
 from dpexp.training.trainer import Trainer
 from dpexp.verification.alone import OwnGroupError
 from dpexp.verification.chunks import Chunks

@@ -18,12 +18,11 @@ from dpexp.data.batch import Batch
 from dpexp.data.objective import Objective
 from dpexp.devices import HOST, place
 from dpexp.distributed.device_mesh import as_mesh
-from dpexp.distributed.process_group import ProcessGroup
-from dpexp.distributed.torch_process_group import TorchProcessGroup
+from dpexp.distributed.group import ProcessGroup, TorchProcessGroup
 from dpexp.strategies.custom import Parallelize, check_parameters, lay_out
 from dpexp.strategies.placed import Placed
 from dpexp.timing import Timer
-from dpexp.training.optimizer_choice import OwnOptimizer
+from dpexp.training.optimizers import OwnOptimizer
 from dpexp.verification.made_batches import Pieces, made_batches
 from dpexp.verification.model_copy import check_not_scripted
 from dpexp.verification.proof import Proof

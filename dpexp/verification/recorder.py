@@ -17,7 +17,7 @@ from torch.utils.hooks import RemovableHandle
 from dpexp import devices, tensors
 from dpexp.config.process import rarer_garbage_collection
 from dpexp.data.batch import Batch
-from dpexp.strategies.modules.wrappers import parts
+from dpexp.strategies.modules import parts
 from dpexp.strategies.placed import StepEndedError, StepObserver
 from dpexp.training.trainer import Trainer
 from dpexp.verification.compare import Parts, Tensors, magnitude, parts_of

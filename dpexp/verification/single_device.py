@@ -22,9 +22,8 @@ from dpexp.data.batch import Batch
 from dpexp.data.objective import Objective
 from dpexp.data.rng import kept_globals, random_state, set_random_state
 from dpexp.strategies.placed import Placed, StepEndedError
-from dpexp.strategies.ranks.sync_batch_norm import on_one_device
-from dpexp.training.optimizer_choice import OptimizerFactory
-from dpexp.training.optimizer_state import groups
+from dpexp.strategies.ranks import on_one_device
+from dpexp.training.optimizers import OptimizerFactory, groups
 from dpexp.training.trainer import Trainer
 from dpexp.verification.alone import alone
 from dpexp.verification.chunks import Chunked, Chunks

@@ -12,10 +12,9 @@ import torch
 from dpexp import tensors
 from dpexp.data.objective import Objective
 from dpexp.data.rng import random_state
-from dpexp.distributed.process_group import ProcessGroup
-from dpexp.strategies.shards import Shards
-from dpexp.training.optimizer_state import groups
-from dpexp.training.optimizers import keeper
+from dpexp.distributed.group import ProcessGroup
+from dpexp.strategies.placed import Shards
+from dpexp.training.optimizers import groups, keeper
 from dpexp.training.trainer import Trainer
 
 

@@ -24,14 +24,14 @@ import torch
 from torch import nn
 
 from dpexp import devices, tensors
-from dpexp.config.alike import listed
+from dpexp.config.errors import listed
 from dpexp.config.ranges import plural
 from dpexp.data.batch import Batch
 from dpexp.data.objective import Objective
 from dpexp.data.rng import kept_globals, set_random_state
-from dpexp.distributed.process_group import ProcessGroup
+from dpexp.distributed.group import ProcessGroup
 from dpexp.parallel.parallel_apply import intra_op_threads
-from dpexp.strategies.modules.wrappers import parts as parts_of_model
+from dpexp.strategies.modules import parts as parts_of_model
 from dpexp.strategies.placed import StepEndedError
 from dpexp.training.trainer import Trainer
 from dpexp.verification.chunks import STATISTICS

@@ -21,8 +21,7 @@ from torch import nn
 
 from dpexp import tensors
 from dpexp.data.batch import Batch
-from dpexp.strategies.modules.hooks import hooked_parameters
-from dpexp.strategies.modules.tables import EmbeddingTable
+from dpexp.strategies.modules import EmbeddingTable, hooked_parameters
 from dpexp.training.preserve import preserved
 from dpexp.verification.alone import alone
 

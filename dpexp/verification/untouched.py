@@ -15,7 +15,7 @@ from dpexp import tensors
 from dpexp.data.batch import Batch
 from dpexp.data.objective import Objective
 from dpexp.data.rng import kept_globals, seed_globals
-from dpexp.training.optimizer_choice import OptimizerFactory
+from dpexp.training.optimizers import OptimizerFactory
 from dpexp.verification.model_copy import copied
 from dpexp.verification.single_device import SingleDevice
 from dpexp.verification.state import State

@@ -107,8 +107,8 @@ def recorded(steps: int) -> tuple[list[float], list[float]]:
     """
     from dpexp.config.run_config import RunConfig
     from dpexp.distributed.signals import SignalHandler
-    from dpexp.engine.measure import Measurement
     from dpexp.engine.observations import Observations, run_facts
+    from dpexp.engine.passes import Measurement
     from dpexp.engine.prepare import prepare
     from dpexp.engine.progress import ProgressBar
     from dpexp.record.journal import Journal

@@ -9,7 +9,7 @@ from command_lines import script
 from dpexp.commands.grid import parse, preview
 from dpexp.config.errors import ConfigError
 from dpexp.config.run_config import RunConfig
-from dpexp.config.strategies.hybrid import HybridOptions
+from dpexp.config.strategy_options import HybridOptions
 from dpexp.record.record import Record
 from dpexp.study.sweep.grid import Grid
 from dpexp.study.sweep.sweep import Sweep

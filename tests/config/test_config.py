@@ -7,12 +7,10 @@ from typing import Any
 import pytest
 
 from dpexp.config.errors import ConfigError
-from dpexp.config.factories.spec import Spec
 from dpexp.config.process import home
 from dpexp.config.run_config import NEWER, RunConfig, known_options, option_names, options_with_role
-from dpexp.config.strategies.block import BlockOptions
-from dpexp.config.strategies.custom import CustomOptions
-from dpexp.config.strategies.hybrid import HybridOptions
+from dpexp.config.spec import Spec
+from dpexp.config.strategy_options import BlockOptions, CustomOptions, HybridOptions
 from dpexp.config.strategy_registry import STRATEGY_OPTIONS
 
 

@@ -5,7 +5,7 @@ import torch
 
 from dpexp.config.errors import ConfigError
 from dpexp.config.mesh import Dimension, Mesh
-from dpexp.config.strategies.custom import CustomOptions
+from dpexp.config.strategy_options import CustomOptions
 
 
 @pytest.mark.parametrize("mesh", ["dp", "dp=0", "dp=2,dp=2", "=2", "dp=two", "dp=2;tp=2"])

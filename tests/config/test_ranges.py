@@ -2,7 +2,7 @@
 
 import pytest
 
-from dpexp.config.alike import merged
+from dpexp.config.errors import merged
 from dpexp.config.ranges import be, consecutive, plural, range_or_list, ranges, span
 
 

@@ -20,7 +20,7 @@ from dpexp.data import registry
 from dpexp.data.batch import Batch
 from dpexp.data.dataset import Dataset
 from dpexp.data.objective import Objective
-from dpexp.data.sources.synthetic import power_law
+from dpexp.data.synthetic import power_law
 
 
 def ready(data_text: str, model_text: str, loss: str = "", seed: int = 0) -> Dataset:

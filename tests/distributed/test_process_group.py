@@ -12,7 +12,7 @@ from dpexp.config.errors import Terminated
 from dpexp.config.mesh import Mesh
 from dpexp.distributed import faults
 from dpexp.distributed.faults import Faults, LostContact, PeerError
-from dpexp.distributed.process_group import ProcessGroup
+from dpexp.distributed.group import ProcessGroup
 from dpexp.distributed.world import Member
 
 MEMBERS = (Member(0, "a"), Member(1, "a"), Member(2, "b"))

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from dpexp.config.process import ROOT
-from dpexp.engine.facts.environment import environment
+from dpexp.engine.facts import environment
 
 
 def test_the_packages_are_those_that_importlib_finds() -> None:

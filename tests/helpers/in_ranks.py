@@ -21,11 +21,10 @@ from launching import AGENT, start_forked, wait
 from dpexp import devices
 from dpexp.config.run_config import RunConfig
 from dpexp.config.strategy_options import RankOptions
-from dpexp.distributed.process_group import ProcessGroup
-from dpexp.distributed.torch_process_group import init_process_group
+from dpexp.distributed.group import ProcessGroup, init_process_group
 from dpexp.distributed.world import World
 from dpexp.engine.prepare import prepare
-from dpexp.strategies.ranks.sync_batch_norm import on_one_device
+from dpexp.strategies.ranks import on_one_device
 from dpexp.strategies.registry import STRATEGIES
 from dpexp.timing import Timer
 from dpexp.verification.compare import relative_error

@@ -13,8 +13,7 @@ from plain_loop import BATCH, BY_NUMBERS, OPTIMIZERS, STEPS, Training
 
 from dpexp.config.process import home
 from dpexp.config.run_config import RunConfig
-from dpexp.distributed.process_group import ProcessGroup
-from dpexp.distributed.torch_process_group import TorchProcessGroup
+from dpexp.distributed.group import ProcessGroup, TorchProcessGroup
 from dpexp.engine.loop import execute
 from dpexp.engine.prepare import prepare
 from dpexp.engine.progress import ProgressBar

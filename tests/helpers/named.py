@@ -2,8 +2,8 @@
 
 from torch import nn
 
-from dpexp.config.factories.spec import Spec
 from dpexp.config.features import Features
+from dpexp.config.spec import Spec
 from dpexp.data import registry as data
 from dpexp.data.base import Source
 from dpexp.models import registry as models

@@ -16,13 +16,12 @@ from dpexp.config.run_config import RunConfig
 from dpexp.data.batch import Batch
 from dpexp.data.objective import Objective
 from dpexp.devices import HOST
-from dpexp.distributed.process_group import ProcessGroup
+from dpexp.distributed.group import ProcessGroup
 from dpexp.strategies.base import Needs, Strategy
-from dpexp.strategies.gradient_sync import GradientSync
-from dpexp.strategies.modules.wrappers import Wrapper
-from dpexp.strategies.placed import Placed
+from dpexp.strategies.modules import Wrapper
+from dpexp.strategies.placed import GradientSync, Placed
 from dpexp.timing import Timer
-from dpexp.training.optimizer_choice import OwnOptimizer
+from dpexp.training.optimizers import OwnOptimizer
 from dpexp.verification.proof import Proof
 from dpexp.verification.result import Result
 

@@ -7,10 +7,10 @@ from in_ranks import training_error
 from torch import distributed, nn
 
 from dpexp.config.run_config import RunConfig
-from dpexp.distributed.process_group import ProcessGroup
+from dpexp.distributed.group import ProcessGroup
 from dpexp.engine.prepare import prepare
 from dpexp.engine.verify import verify
-from dpexp.strategies.hybrid.sharded_embedding import ShardedEmbedding
+from dpexp.strategies.row_shards import ShardedEmbedding
 from dpexp.timing import Timer
 
 

@@ -19,11 +19,10 @@ from torch import nn
 
 from dpexp import devices
 from dpexp.config.run_config import RunConfig
-from dpexp.distributed.process_group import ProcessGroup
+from dpexp.distributed.group import ProcessGroup
 from dpexp.engine.prepare import prepare
 from dpexp.strategies.base import Strategy
-from dpexp.strategies.gradient_sync import GradientSync
-from dpexp.strategies.placed import Placed
+from dpexp.strategies.placed import GradientSync, Placed
 
 LAYOUTS: dict[str, dict[str, Any]] = {
     "whole": {"virtual": 3},

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from dpexp.config.run_config import RunConfig
-from dpexp.engine.measure import Measurement
+from dpexp.engine.passes import Measurement
 from dpexp.measurement.live_storages import LiveStorages, storage_size
 from dpexp.record.figures import rounded
 from dpexp.record.record import Record, Row

@@ -70,7 +70,7 @@ def accuracy(model: nn.Module, dataset: Dataset) -> float:
 def test_registries_import_neither_torch_nor_numpy() -> None:
     code = (
         "import sys, dpexp.models.registry, dpexp.data.registry\n"
-        "from dpexp.config.factories.spec import Spec\n"
+        "from dpexp.config.spec import Spec\n"
         "for text in ('linear:in=4', 'pkg.mod:factory'): dpexp.models.registry.MODELS.find(Spec(text))\n"
         "print([name for name in ('torch', 'numpy', 'mlflow', 'sklearn') if name in sys.modules])"
     )

@@ -16,8 +16,7 @@ from dpexp import report
 from dpexp.config.run_config import RunConfig
 from dpexp.config.strategy_options import RankOptions
 from dpexp.data.batch import Batch
-from dpexp.distributed.process_group import ProcessGroup
-from dpexp.distributed.torch_process_group import TorchProcessGroup
+from dpexp.distributed.group import ProcessGroup, TorchProcessGroup
 from dpexp.engine.observations import Observations
 from dpexp.engine.prepare import prepare
 from dpexp.measurement.collectives import CountCollectives

@@ -149,7 +149,7 @@ def test_a_dry_run_names_the_ranks_of_each_part_of_a_batch() -> None:
 def test_names_of_wrapped_modules_are_those_of_the_model(tmp_path: Path) -> None:
     from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
-    from dpexp.strategies.modules.wrappers import named_parameters
+    from dpexp.strategies.modules import named_parameters
 
     inner = checkpoint_wrapper(nn.Linear(2, 2))
     assert list(named_parameters(nn.Sequential(inner))) == ["0.weight", "0.bias"]

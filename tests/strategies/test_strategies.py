@@ -17,12 +17,11 @@ from dpexp.data.batch import Batch
 from dpexp.engine.prepare import prepare
 from dpexp.measurement.observe import device_map, observe
 from dpexp.record.record import Row
-from dpexp.strategies.modules.submodules import matching
-from dpexp.strategies.modules.wrappers import Wrapper, named_parameters, parts
+from dpexp.strategies import replicas as data_parallel
+from dpexp.strategies.modules import Wrapper, matching, named_parameters, parts
 from dpexp.strategies.placed import Placed
 from dpexp.strategies.registry import STRATEGIES
-from dpexp.strategies.replicas import data_parallel
-from dpexp.strategies.replicas.functional import DataParallelCall
+from dpexp.strategies.replicas import DataParallelCall
 from dpexp.timing import Timer
 
 TUTORIAL = [30, 30, 30, 10]

@@ -11,14 +11,13 @@ from command_lines import PATIENCE_S, ROOT
 from torch import nn
 
 from dpexp.training.eager_optimizers import eager
-from dpexp.training.optimizer_names import FOR_SPARSE, OPTIMIZERS
-from dpexp.training.rowwise_adagrad import RowwiseAdagrad
+from dpexp.training.optimizers import FOR_SPARSE, OPTIMIZERS, RowwiseAdagrad
 
 RUNS = f"""
 import sys
 sys.path.insert(0, {str(ROOT)!r})
 import dpexp
-from dpexp.training.optimizer_names import FOR_SPARSE, OPTIMIZERS
+from dpexp.training.optimizers import FOR_SPARSE, OPTIMIZERS
 sparse = [("hybrid", name, {{"sparse": True}}) for name in FOR_SPARSE]
 for strategy, optimizer, options in [*(("whole", name, {{}}) for name in OPTIMIZERS), *sparse]:
     short = dict(steps=2, warmup=1, virtual=2, clip_norm=1.0, track=False)

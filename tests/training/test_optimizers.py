@@ -9,15 +9,13 @@ from torch import nn
 
 from dpexp.config.errors import ConfigError
 from dpexp.config.run_config import RunConfig
-from dpexp.engine.facts.references import references
 from dpexp.engine.prepare import prepare
+from dpexp.engine.references import references
 from dpexp.engine.verify import verify
 from dpexp.measurement.observe import optimizer_map
-from dpexp.strategies.shards import Shards
+from dpexp.strategies.placed import Shards
 from dpexp.timing import Timer
-from dpexp.training.optimizer_names import FOR_SPARSE, OPTIMIZERS
-from dpexp.training.optimizers import clip
-from dpexp.training.rowwise_adagrad import RowwiseAdagrad
+from dpexp.training.optimizers import FOR_SPARSE, OPTIMIZERS, RowwiseAdagrad, clip
 from dpexp.training.trainer import Trainer
 
 TABLE = "embedding:rows=40,dim=4"

@@ -6,7 +6,7 @@ import pytest
 from catalogue import FAMILIES, Layout, layouts
 from in_ranks import in_ranks
 
-from dpexp.distributed.process_group import ProcessGroup
+from dpexp.distributed.group import ProcessGroup
 from experiments.known_bugs.tables import named_module
 
 

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 import dpexp
 from dpexp.config.run_config import RunConfig
-from dpexp.distributed.process_group import ProcessGroup
+from dpexp.distributed.group import ProcessGroup
 from dpexp.engine.prepare import prepare
 from dpexp.parallel import DataParallel
 from dpexp.verification.result import VerificationError

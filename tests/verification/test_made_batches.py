@@ -11,9 +11,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from dpexp.data.batch import Batch
-from dpexp.distributed.process_group import ProcessGroup
+from dpexp.distributed.group import ProcessGroup
 from dpexp.strategies.placed import Placed
-from dpexp.strategies.ranks.ddp import RowWeightedSync
+from dpexp.strategies.ranks import RowWeightedSync
 from dpexp.verification.made_batches import Made, Pieces, looked_up, made_batches
 from dpexp.verification.result import Result
 

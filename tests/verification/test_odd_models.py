@@ -17,7 +17,7 @@ from dpexp.engine.model_check import check_rows_of_ranks
 from dpexp.engine.prepare import prepare
 from dpexp.engine.verify import verify
 from dpexp.strategies.placed import Placed
-from dpexp.strategies.ranks.sync_batch_norm import without_ranks
+from dpexp.strategies.ranks import without_ranks
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the compiler itself

@@ -22,10 +22,9 @@ from dpexp.engine.verify import batches, row, verify
 from dpexp.measurement.observe import observe
 from dpexp.report.verification import unreached
 from dpexp.strategies.base import Strategy
-from dpexp.strategies.modules.hooks import hooked_parameters
-from dpexp.strategies.placed import Placed
+from dpexp.strategies.modules import hooked_parameters
+from dpexp.strategies.placed import Placed, Shards
 from dpexp.strategies.registry import STRATEGIES
-from dpexp.strategies.shards import Shards
 from dpexp.timing import Timer
 from dpexp.verification.gathered_outputs import scalars_of_replicas
 from dpexp.verification.model_copy import copied

@@ -22,7 +22,7 @@ import dpexp
 from dpexp.config.errors import ConfigError
 from dpexp.config.run_config import RunConfig
 from dpexp.data.rng import kept_globals, seed_globals
-from dpexp.distributed.process_group import ProcessGroup
+from dpexp.distributed.group import ProcessGroup
 from dpexp.engine.prepare import prepare
 from dpexp.verification.result import VerificationError
 from dpexp.verification.touched_rows import LARGE

@@ -18,7 +18,7 @@ from dpexp.config.run_config import RunConfig
 from dpexp.data.objective import Objective
 from dpexp.engine.prepare import prepare
 from dpexp.strategies.placed import Placed
-from dpexp.training.optimizer_choice import OwnOptimizer
+from dpexp.training.optimizers import OwnOptimizer
 from dpexp.training.trainer import Trainer
 from dpexp.verification.compare import Limits
 from dpexp.verification.diagnosis.locate import Locator

@@ -13,7 +13,7 @@ from dpexp.config.run_config import RunConfig
 from dpexp.data.batch import Batch
 from dpexp.engine.prepare import Prepared, prepare
 from dpexp.engine.verify import verify
-from dpexp.strategies.hybrid.hybrid import Hybrid
+from dpexp.strategies.hybrid import Hybrid
 from dpexp.strategies.placed import Placed
 from dpexp.timing import Timer
 from dpexp.verification import touched_rows

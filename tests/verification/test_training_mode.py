@@ -13,7 +13,7 @@ from torch.nn import functional
 import dpexp
 from dpexp.config.errors import ConfigError
 from dpexp.parallel import DataParallel
-from dpexp.strategies.modules.wrappers import Wrapper
+from dpexp.strategies.modules import Wrapper
 from dpexp.verification.chunks import Chunked
 from dpexp.verification.result import Result, VerificationError
 

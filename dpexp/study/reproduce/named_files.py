@@ -11,8 +11,8 @@ from dpexp.config.errors import ConfigError, no_file
 from dpexp.config.printable import printable_line
 from dpexp.config.process import command, home
 from dpexp.config.run_config import RunConfig, known_options
-from dpexp.engine.facts.files import file_hashes, is_relative
-from dpexp.engine.facts.references import references
+from dpexp.engine.facts import file_hashes, is_relative
+from dpexp.engine.references import references
 from dpexp.record.record import Record, Row
 from dpexp.record.redact import HIDDEN
 from dpexp.record.runs import IMPORTED

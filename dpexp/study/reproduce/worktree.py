@@ -9,7 +9,7 @@ from pathlib import Path
 
 from dpexp.config.errors import ConfigError
 from dpexp.config.process import ROOT, is_checkout
-from dpexp.engine.facts.environment import ANY_OWNER
+from dpexp.engine.facts import ANY_OWNER
 from dpexp.record.record import Record
 
 

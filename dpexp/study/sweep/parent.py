@@ -14,7 +14,7 @@ from pathlib import Path
 
 from dpexp.config import names
 from dpexp.config.errors import text_of
-from dpexp.engine.facts.environment import environment
+from dpexp.engine.facts import environment
 from dpexp.record.files import JournalError
 from dpexp.record.journal import SWEEP_STRATEGY, Journal, now
 from dpexp.record.record import Record, Row, finish

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from dpexp.config.errors import describe
-from dpexp.distributed.process_group import ProcessGroup
+from dpexp.distributed.group import ProcessGroup
 
 _T = TypeVar("_T")
 

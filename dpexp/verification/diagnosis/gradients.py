@@ -12,8 +12,8 @@ from typing import TypeAlias
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from dpexp.config.alike import listed
-from dpexp.strategies.modules.wrappers import parts
+from dpexp.config.errors import listed
+from dpexp.strategies.modules import parts
 from dpexp.verification.compare import Difference, Tensors, magnitude, parts_of, worst
 from dpexp.verification.diagnosis import patterns
 from dpexp.verification.diagnosis.agreement import Agreement

@@ -5,7 +5,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from dpexp.strategies.shards import full_output
+from dpexp.strategies.placed import full_output
 from dpexp.verification.compare import distance
 from dpexp.verification.recorder import Calls
 

@@ -8,8 +8,8 @@ import pytest
 from command_lines import ROOT
 
 from dpexp.config.errors import ConfigError
-from dpexp.config.factories.registry import Registry
-from dpexp.config.factories.spec import Spec
+from dpexp.config.factories import Registry
+from dpexp.config.spec import Spec
 
 
 def call(text: str, **context: object) -> object:
@@ -99,7 +99,7 @@ def test_modules_of_the_current_directory_are_found(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("def make(): return 'made'\n")
     code = (
         "import sys; sys.path = [p for p in sys.path if p]\n"
-        "from dpexp.config.factories.factory import Factory\n"
+        "from dpexp.config.factories import Factory\n"
         "print(Factory('--thing mine:make', 'mine:make').load()())"
     )
     done = subprocess.run(

@@ -3,9 +3,8 @@
 import pytest
 
 from dpexp.config.errors import ConfigError
-from dpexp.config.factories.factory import Factory
-from dpexp.config.factories.registry import Entry, Option, Registry
-from dpexp.config.factories.spec import Spec
+from dpexp.config.factories import Entry, Factory, Option, Registry
+from dpexp.config.spec import Spec
 
 ENTRIES = {
     "box": Entry(

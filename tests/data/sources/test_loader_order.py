@@ -22,7 +22,7 @@ from torch.utils.data import (
 
 import dpexp
 from dpexp.config.errors import ConfigError
-from dpexp.data.sources.loader_order import LoaderOrder
+from dpexp.data.loader_order import LoaderOrder
 
 COUNT = 24
 ROWS = TensorDataset(torch.arange(float(COUNT))[:, None].expand(COUNT, 5), torch.zeros(COUNT, 2))

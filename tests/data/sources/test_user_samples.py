@@ -14,8 +14,8 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset, defa
 import dpexp
 from dpexp import live, parallel
 from dpexp.config.errors import ConfigError
-from dpexp.data.sources import user_samples
-from dpexp.data.sources.user_data import UserSource
+from dpexp.data import user_samples
+from dpexp.data.user_data import UserSource
 
 A, B, Y = torch.zeros(4, 5), torch.ones(4, 5), torch.full((4, 2), 2.0)
 

@@ -8,9 +8,9 @@ import torch
 from engine_runs import recorded
 
 from dpexp.config.run_config import RunConfig
-from dpexp.engine import measure
-from dpexp.measurement.probes import energy
-from dpexp.measurement.probes.energy import EnergyMeter
+from dpexp.engine import passes as measure
+from dpexp.measurement import energy
+from dpexp.measurement.energy import EnergyMeter
 from dpexp.record.view import RecordView
 
 

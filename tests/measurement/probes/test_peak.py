@@ -10,8 +10,8 @@ from engine_runs import recorded
 
 from dpexp.config.run_config import RunConfig
 from dpexp.engine.dry_run import dry_run
-from dpexp.measurement.probes import peak
-from dpexp.measurement.probes.peak import FILE, LARGEST, kept_peak, product_rates
+from dpexp.measurement import peak
+from dpexp.measurement.peak import FILE, LARGEST, kept_peak, product_rates
 
 HOST = torch.device("cpu")
 SHORT: dict[str, Any] = {"steps": 2, "warmup": 0, "phase_steps": 1, "check": False, "devices": "cpu"}

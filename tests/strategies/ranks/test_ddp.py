@@ -15,9 +15,9 @@ from command_lines import PATIENCE_S
 from launching import SCRIPT, left_behind, record, run, start_forked, torchrun, wait
 from torch.nn.parallel import DistributedDataParallel
 
-from dpexp.config.strategies.ddp import DdpOptions
+from dpexp.config.strategy_options import DdpOptions
 from dpexp.devices import HOST
-from dpexp.strategies.ranks.ddp import ddp_module
+from dpexp.strategies.ranks import ddp_module
 from dpexp.timing import Timer
 
 SHORT = ("--steps", "4", "--warmup", "1", "--phase-steps", "2", "--json")

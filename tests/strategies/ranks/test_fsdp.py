@@ -12,13 +12,13 @@ from torch import nn
 from dpexp import report
 from dpexp.config.errors import ConfigError
 from dpexp.config.run_config import RunConfig
-from dpexp.distributed.process_group import ProcessGroup
+from dpexp.distributed.group import ProcessGroup
 from dpexp.engine.prepare import prepare
 from dpexp.engine.verify import verify
 from dpexp.models.registry import MODELS
 from dpexp.record.record import Record
 from dpexp.report import units
-from dpexp.strategies.ranks.fsdp import Fsdp, groups_of_tied
+from dpexp.strategies.ranks import Fsdp, groups_of_tied
 
 SHORT = ("--steps", "4", "--warmup", "1", "--phase-steps", "2", "--json")
 ACCUMULATED = ("--accumulate", "2", "--clip-norm", "0.01")

@@ -12,10 +12,9 @@ from dpexp.config.errors import ConfigError
 from dpexp.config.mesh import Mesh
 from dpexp.config.run_config import RunConfig
 from dpexp.devices import HOST
-from dpexp.distributed.process_group import ProcessGroup
-from dpexp.distributed.torch_process_group import TorchProcessGroup
+from dpexp.distributed.group import ProcessGroup, TorchProcessGroup
 from dpexp.engine.prepare import prepare
-from dpexp.strategies.shards import full_output
+from dpexp.strategies.placed import full_output
 from dpexp.timing import Timer
 
 

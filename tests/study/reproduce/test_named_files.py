@@ -18,21 +18,21 @@ import dpexp
 from dpexp.config.errors import ConfigError
 from dpexp.config.run_config import RunConfig
 from dpexp.data.registry import LOSSES, SOURCES
-from dpexp.engine.facts.references import references
+from dpexp.engine.references import references
 from dpexp.models.registry import MODELS
 from dpexp.record.record import Record
 from dpexp.study.reproduce.named_files import changed_files, check_files
 from dpexp.study.reproduce.reproduce import reproduce
-from dpexp.training.optimizer_names import OPTIMIZERS
+from dpexp.training.optimizers import OPTIMIZERS
 
 pytestmark = pytest.mark.usefixtures("forked_child_runs")
 MODEL = """
 from pathlib import Path
-from dpexp.config.factories.spec import Spec
+from dpexp.config.spec import Spec
 from dpexp.data.registry import LOSSES, SOURCES
 from dpexp.models.linear import Linear
 from dpexp.models.registry import MODELS
-from dpexp.training.optimizer_names import OPTIMIZERS
+from dpexp.training.optimizers import OPTIMIZERS
 Path(__file__).with_name("was-run").touch()
 def make():
     return Linear(5, 2)

@@ -15,7 +15,7 @@ from record_factory import whole
 import dpexp
 from dpexp.config.errors import ConfigError
 from dpexp.config.run_config import RunConfig, config_digest
-from dpexp.engine.facts.environment import git
+from dpexp.engine.facts import git
 from dpexp.record.figures import summarize
 from dpexp.record.record import Record
 from dpexp.report import terminal

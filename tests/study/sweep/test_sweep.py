@@ -10,7 +10,7 @@ from command_lines import ROOT, script, shared, wait
 from record_factory import whole
 
 from dpexp.config.errors import ConfigError
-from dpexp.engine.facts.environment import lock
+from dpexp.engine.facts import lock
 from dpexp.record.record import Record
 from dpexp.study.experiment.experiment import Experiment, load_experiment
 from dpexp.study.experiment.records import measured_runs, run_records, speed_ups

@@ -16,10 +16,8 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from dpexp.config.mesh import Mesh
 from dpexp.data.batch import Batch
 from dpexp.devices import HOST
-from dpexp.distributed.process_group import ProcessGroup
-from dpexp.distributed.torch_process_group import TorchProcessGroup
-from dpexp.strategies.custom import Parallelize, lay_out
-from dpexp.strategies.sharding_rules import NOTE
+from dpexp.distributed.group import ProcessGroup, TorchProcessGroup
+from dpexp.strategies.custom import NOTE, Parallelize, lay_out
 from dpexp.timing import Timer
 from dpexp.verification.diagnosis.agreement import Agreement
 

@@ -14,8 +14,7 @@ from dpexp.config.run_config import RunConfig
 from dpexp.data.batch import Batch
 from dpexp.engine.prepare import prepare
 from dpexp.engine.verify import verify
-from dpexp.strategies.gradient_sync import GradientSync
-from dpexp.strategies.placed import Placed
+from dpexp.strategies.placed import GradientSync, Placed
 from dpexp.verification.result import Result
 
 MODEL = f"{planted.__file__}:Net"

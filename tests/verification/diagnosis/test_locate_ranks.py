@@ -10,7 +10,7 @@ from in_ranks import in_ranks, training_error
 from torch import nn
 
 from dpexp.config.run_config import RunConfig
-from dpexp.distributed.process_group import ProcessGroup
+from dpexp.distributed.group import ProcessGroup
 from dpexp.engine.prepare import prepare
 from dpexp.engine.verify import row, verify
 

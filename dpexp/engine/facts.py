@@ -1,0 +1,188 @@
+"""Environment: versions, machine and code of a run, as far as they can change its result.
+
+Files: hashes of the files, folders and live objects that a run uses, which show a repeat what changed."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import re
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
+from importlib import metadata
+from pathlib import Path
+
+from packaging.utils import canonicalize_name
+
+from dpexp import live
+from dpexp.config.process import ROOT, is_checkout
+from dpexp.engine.references import Reference
+from dpexp.record.record import Row
+
+_LOCKED = re.compile(r"^([A-Za-z0-9][\w.-]*)==([^\s;+]+)", re.MULTILINE)
+
+_NAME_OR_VERSION = re.compile(r"^(Name|Version): *(\S+)", re.MULTILINE)
+
+ANY_OWNER = ("-c", "safe.directory=*")
+"""Options of git that let it read a checkout of another user, as on a machine that several people use."""
+NO_GIT: Row = dict.fromkeys(("commit", "branch", "dirty", "diff_sha256"))
+"""``git`` of an environment whose dpexp is not a git checkout."""
+
+
+def environment() -> Row:
+    """The ``environment`` of a Record, without importing torch: see ``torch_environment``."""
+    found = (_header(distribution) for distribution in metadata.distributions())
+    names = {entry["Name"]: entry.get("Version", "") for entry in found if "Name" in entry}
+    packages = dict(sorted(names.items(), key=lambda item: item[0].lower()))
+    return {
+        "python": platform.python_version(),
+        "torch": packages.get("torch"),
+        "mlflow": packages.get("mlflow"),
+        "os": platform.platform(),
+        "host": platform.node(),
+        "cpu": cpu_name(),
+        "cpu_count": os.cpu_count(),
+        "git": git(ROOT) if is_checkout() else NO_GIT,
+        "argv": _argv(),
+        "packages": packages,
+        "lock": lock(ROOT / "requirements.lock", packages),
+    }
+
+
+def _argv() -> list[str]:
+    """The command line; a program of dpexp's checkout by its path in it, not by where the checkout is."""
+    program = [each.removeprefix(f"{ROOT}{os.sep}") for each in sys.argv[:1]]  # none where Python is embedded
+    return [*program, *sys.argv[1:]]
+
+
+def _header(distribution: metadata.Distribution) -> dict[str, str]:
+    """Name and version of an installed package; ``Distribution.metadata`` parses all, ten times slower."""
+    files = ("METADATA", "PKG-INFO", "")  # the last is a lone .egg-info file
+    text = next(filter(None, map(distribution.read_text, files)), "")
+    return dict(_NAME_OR_VERSION.findall(text.partition("\n\n")[0]))
+
+
+def torch_environment() -> Row:
+    """What torch computes with. Threads and vector instructions of the CPU change the last bits of results.
+
+    ``accelerators`` are ``{name, memory}``, in bytes.
+    """
+    import torch
+
+    from dpexp import devices
+
+    found = (device for device in devices.accelerators() if device.type == "cuda")
+    properties = [torch.cuda.get_device_properties(device) for device in found]
+    return {
+        "cuda": torch.version.cuda,
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "threads": torch.get_num_threads(),
+        "accelerators": [{"name": device.name, "memory": device.total_memory} for device in properties],
+    }
+
+
+def lock(path: Path, packages: Mapping[str, str]) -> Row:
+    """{sha256, differs} of the lock file that the environment was made from; both None without one.
+
+    ``differs`` has the installed version (None: not installed) of each locked package whose version differs.
+    The label of a build (``+cpu``) is not compared.
+    """
+    try:
+        content = path.read_bytes()
+    except OSError:
+        return {"sha256": None, "differs": None}
+    versions = {canonicalize_name(name): version.partition("+")[0] for name, version in packages.items()}
+    locked = _LOCKED.findall(content.decode())
+    found = {name: (versions.get(canonicalize_name(name)), version) for name, version in locked}
+    differs = {name: version for name, (version, wanted) in found.items() if version != wanted}
+    return {"sha256": hashlib.sha256(content).hexdigest(), "differs": differs}
+
+
+def cpu_name() -> str:
+    """The processor's model, from /proc/cpuinfo on Linux, else from Python."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(errors="replace")
+    except OSError:  # not Linux
+        text = ""
+    model = re.search(r"^model name\s*: *(.*\S)", text, re.MULTILINE)
+    return model[1] if model is not None else platform.processor() or platform.machine()
+
+
+def git(root: Path) -> Row:
+    """{commit, branch, dirty, diff_sha256} of the code; all None outside of a git checkout."""
+    commit = _git(root, "rev-parse", "HEAD")
+    if commit is None:
+        return dict(NO_GIT)
+    branch = _git(root, "rev-parse", "--abbrev-ref", "HEAD") or b""
+    diff = _git(root, "diff", "--no-ext-diff", "--binary", "HEAD") or b""
+    untracked = _git(root, "ls-files", "--others", "--exclude-standard") or b""
+    if untracked:
+        untracked += _git(root, "hash-object", "--stdin-paths", given=untracked) or b""
+    changes = diff + untracked
+    return {
+        "commit": commit.decode().strip(),
+        "branch": branch.decode().strip(),
+        "dirty": bool(changes),
+        "diff_sha256": hashlib.sha256(changes).hexdigest() if changes else None,
+    }
+
+
+def _git(root: Path, *arguments: str, given: bytes = b"") -> bytes | None:
+    command = ["git", "-C", str(root), *ANY_OWNER, *arguments]
+    try:
+        process = subprocess.run(command, input=given, capture_output=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return process.stdout if process.returncode == 0 else None
+
+
+def file_hashes(named: Iterable[Reference], data_sha256: str = "") -> list[Row]:
+    """``{path, sha256}`` of each file, folder and live object among the references, and that is there.
+
+    ``data_sha256`` is that of the samples, for data that is a live object.
+    """
+    named = list(named)
+    paths = sorted({path for reference in named for path in reference.paths})
+    found = {path: _sha256(path) for path in paths}
+    for reference in named:
+        if reference.is_live:
+            digest = data_sha256 if reference.option == "data" else ""
+            found[reference.text] = digest or live.sha256(reference.text)
+    return [{"path": path, "sha256": digest} for path, digest in found.items() if digest]
+
+
+def directory(files: Iterable[Row]) -> Row:
+    """``directory`` of an environment: where relative paths among these files start; empty without any."""
+    return {"directory": str(Path.cwd())} if any(is_relative(row["path"]) for row in files) else {}
+
+
+def is_relative(path: str) -> bool:
+    """Whether a path of ``files`` is that of a file, and starts at the working directory."""
+    return not path.startswith(live.PREFIX) and not Path(path).expanduser().is_absolute()
+
+
+def _sha256(path: str) -> str | None:
+    """Of a file, or of a folder's text files and their names; None where there is none that can be read."""
+    found = Path(path).expanduser()
+    try:
+        if found.is_dir():
+            return _folder_sha256(found)
+        if not found.is_file():
+            return None
+        with open(found, "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError:
+        return None
+
+
+def _folder_sha256(folder: Path) -> str:
+    from dpexp.data.text import SUFFIXES
+
+    paths = (Path(place) / name for place, _, names in os.walk(folder) for name in names)
+    texts = sorted(path for path in paths if path.suffix.lower() in SUFFIXES and path.is_file())
+    digest = hashlib.sha256()
+    for path in texts:
+        digest.update(f"{path.relative_to(folder)}\0{_sha256(str(path))}\n".encode(errors="surrogateescape"))
+    return digest.hexdigest()

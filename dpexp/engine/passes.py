@@ -1,0 +1,197 @@
+"""Measurement: the passes over a placed model, and what they add to the journal.
+
+warm_up -> time_steps -> record_digests -> compare_last
+    -> time_phases -> profile -> count_collectives -> profile_operators
+"""
+
+import math
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import islice
+
+from dpexp import tensors
+from dpexp.distributed.signals import SignalHandler
+from dpexp.engine.facts import cpu_name
+from dpexp.engine.observations import Observations
+from dpexp.engine.own_steps import OwnVerification
+from dpexp.engine.prepare import Prepared
+from dpexp.engine.progress import ProgressBar
+from dpexp.engine.step_log import StepLog
+from dpexp.measurement.collectives import counted_collectives
+from dpexp.measurement.energy import EnergyMeter
+from dpexp.measurement.operators import STEPS, WARM_UP, profile_operators
+from dpexp.measurement.peak import peak
+from dpexp.measurement.phases import time_phases
+from dpexp.measurement.step_profile import StepProfile
+from dpexp.measurement.steps import timed_steps
+from dpexp.record.journal import Journal
+from dpexp.training.trainer import Trainer
+
+PHASE_SECONDS = 5.0
+"""The phase pass ends after ``--phase-steps``, or after this time."""
+
+
+class RunError(RuntimeError):
+    """The run cannot continue: what happened, in which step, and what to try."""
+
+
+@dataclass
+class Measurement:
+    """The measured part of a run.
+
+    ``own_steps`` compares some of its steps with a single device's, outside of the measured ones.
+    """
+
+    prepared: Prepared
+    trainer: Trainer
+    journal: Journal
+    progress: ProgressBar
+    observations: Observations
+    signals: SignalHandler
+    own_steps: OwnVerification | None = None
+
+    def __post_init__(self) -> None:
+        self._config, self._group = self.prepared.config, self.prepared.group
+        self._log = StepLog(self.journal, self._group, self.signals, self.progress)
+
+    def warm_up(self) -> None:
+        """Take steps that are not measured, until allocators, caches and autotuning are warm.
+
+        They end with a window of accumulation: a layout may count its batches to know the last of each.
+        """
+        self.progress.begin("warm up")
+        count = math.ceil(self._config.warmup / self._config.accumulate) * self._config.accumulate
+        warm_up = islice(self.prepared.endless_batches(), count)
+        if self.own_steps is not None:
+            self.own_steps.first(self.trainer, warm_up)
+        self.trainer.take_steps(warm_up)
+
+    def compare_last(self) -> None:
+        """Compare further steps, from the trained state; later ones accumulate as without them."""
+        if self.own_steps is not None:
+            self.own_steps.last(self._log.written)
+
+    # --- timed steps ---
+
+    def time_steps(self) -> None:
+        """Measure ``--epochs`` of the data or ``--steps``, each step between idle devices."""
+        config, per_epoch = self._config, self.prepared.batches_per_epoch
+        total = config.steps if config.epochs is None else config.epochs * per_epoch
+        if self.trainer.optimizers is not None:
+            self.trainer.optimizers.restart()
+        self.progress.begin("steps", total)
+        energy = EnergyMeter(self.prepared.selection.used, self._group.is_first_on_host)
+        self._log.restart_interval()
+        try:
+            for epoch in range(math.ceil(total / per_epoch)):
+                self._time_epoch(epoch, total - epoch * per_epoch)
+                if config.epochs is not None:
+                    self._evaluate()
+            if config.epochs is None:
+                self._evaluate()
+            self._flush()
+            self._log_energy(energy, total)
+        except BaseException:
+            self._log.keep()
+            raise
+
+    def _time_epoch(self, epoch: int, count: int) -> None:
+        """Measure so many steps of an epoch at most."""
+        for step in timed_steps(self.trainer, islice(self.prepared.local_batches(epoch), count)):
+            self._log.pending.append(step)
+            if self._log.must_flush:
+                self._flush()
+
+    def _flush(self) -> None:
+        """Write the pending steps to the journal; all ranks call it after the same step.
+
+        Raises RunError for a loss that is not finite, and what a signal asks for that user code swallowed.
+        """
+        before, losses = self._log.written, self._log.flush()
+        for step, loss in enumerate(losses, before):
+            if not math.isfinite(loss):
+                raise RunError(
+                    f"the loss became {loss} in step {step}: try a smaller --lr than {self._config.lr:g}"
+                )
+        if losses and self.signals.requested:
+            self.signals.terminate()
+
+    def _evaluate(self) -> None:
+        """Log accuracy, validation loss and the user's metrics, where there are any."""
+        if self.prepared.evaluation.is_empty:
+            return
+        batches, objective = self.prepared.evaluated_batches(), self.prepared.data.objective
+        figures = self.prepared.evaluation.figures(self.trainer, objective, batches)
+        self.journal.extend({f"metrics.{name}": [value] for name, value in figures.items()})
+
+    def _log_energy(self, energy: EnergyMeter, steps: int) -> None:
+        """What the measured steps have used, where the machine reports it, with all that was between them."""
+        if joules := self.observations.energy(energy.joules()):
+            self.journal.set({"work.energy": {"joules": joules, "steps": steps}})
+
+    def record_digests(self) -> None:
+        """Record digests of the trained weights and of their outputs, and peak memory."""
+        self._record_optimizers()
+        outputs = self.trainer.evaluate(next(self.prepared.batches(0, shuffle=False)))
+        numbered = {str(index): tensor for index, tensor in enumerate(tensors.walk(outputs))}
+        weights = tensors.digest(self.trainer.complete_parameters() | self.trainer.buffers())
+        digest = {"weights": weights, "outputs": tensors.digest(numbered)}
+        self.journal.set(digest=digest, memory=self.observations.memory())
+        self.journal.flush()
+
+    def _record_optimizers(self) -> None:
+        """Add to the device map what steps have made: optimizer state, and buffers of some models."""
+        if rows := self.observations.changed_device_map(self.trainer.optimizers):
+            self.journal.set(device_map=rows)
+
+    def time_phases(self) -> None:
+        """Time the phases of further steps. A pass of its own, because a recording timer costs overlap."""
+        self.progress.begin("phases")
+        batches = islice(self.prepared.endless_batches(), self._config.phase_steps)
+        time_phases(self.trainer, batches, PHASE_SECONDS)
+        timer = self.trainer.placed.timer
+        self.journal.set(phases=timer.phases, timeline=self.observations.timeline(timer.timeline))
+        self.journal.flush()
+
+    def profile(self) -> None:
+        """Observe one further step, unless no further steps are wanted (``--phase-steps 0``)."""
+        if not self._config.phase_steps:
+            return
+        profile = StepProfile(self.trainer, self.prepared.data.objective.tokens)
+        profile.take(next(self.prepared.local_batches(0)))
+        work = self.observations.work(profile.work())
+        memory_use = self.observations.memory_use(profile.memory())
+        if self._group.is_first:  # nothing else computes: the other ranks are done
+            flops, step_s = sum(work.get("flops", {}).values()), self.trainer.placed.timer.first_step_s
+            dtype = self._config.autocast or self._config.dtype
+            used = self.prepared.selection.used
+            with suppress(RuntimeError):  # no room for its matrices, or no such product on the device
+                if row := peak(used, self._group, cpu_name(), dtype, flops, step_s):
+                    work["peak"] = row
+        self.journal.set({"memory_use": memory_use, **{f"work.{key}": value for key, value in work.items()}})
+        self.journal.flush()
+
+    def count_collectives(self) -> None:
+        """Count what the ranks send in a further step of a full batch, and of a smaller last one.
+
+        None where no further steps are wanted (``--phase-steps 0``). Its steps may end while gradients are
+        accumulated, and so do those of ``profile_operators``: nothing is recorded of what they train.
+        """
+        if not (self._group.members and self._config.phase_steps):
+            return
+        numbers = dict.fromkeys((0, self.prepared.batches_per_epoch - 1))
+        batches = {number: next(self.prepared.local_batches(0, first=number)) for number in numbers}
+        by_rank = self._group.all_gather(counted_collectives(self.trainer, batches))
+        rows = [{"rank": rank, **row} for rank, of_rank in enumerate(by_rank) for row in of_rank]
+        self.journal.set({"summary.collectives": rows})
+
+    def profile_operators(self) -> None:
+        """Record further steps of a full batch with ``torch.profiler`` (``--profile``)."""
+        if not self._config.profile:
+            return
+        self.progress.begin("operators")
+        batches = [next(self.prepared.local_batches(0)) for _ in range(WARM_UP + STEPS)]
+        profile = profile_operators(self.trainer, batches)
+        if self._group.is_first:
+            self.journal.set({"work.operators": profile.work(self.journal.folder)})
+            self.journal.flush()

@@ -1,0 +1,56 @@
+"""Prepare ranks: build a run in every rank of its world, and agree on what it is, and on its id."""
+
+from dataclasses import replace
+
+from dpexp import devices
+from dpexp.config.process import home
+from dpexp.config.run_config import RunConfig
+from dpexp.distributed.devices import assign_device
+from dpexp.distributed.group import ProcessGroup, init_process_group
+from dpexp.distributed.signals import Terminated
+from dpexp.distributed.world import World
+from dpexp.engine.prepare import Prepared, prepare
+from dpexp.record.files import check_writable
+
+
+def prepare_ranks(config: RunConfig, world: World | None, run_id: str) -> Prepared:
+    """``prepare`` in every rank of the world; an error in one rank ends all of them.
+
+    The run has the ``run_id`` that the first rank gives.
+
+    Raises ConfigError, LostContact; JournalError in the first rank, which cannot record.
+    """
+    group = _group_of(config, world)
+    prepared, error, facts = None, None, {}
+    try:
+        prepared = prepare(config, group=group)
+        facts = {
+            "config": config.digest(),
+            "data": prepared.data.digest if world else "",
+            "order of the samples": prepared.data.drawn(config.seed) if world else "",
+            "model": str([(name, tensor.shape) for name, tensor in prepared.model.state_dict().items()]),
+        }
+        if group.is_first:
+            check_writable(home() / "runs")
+    except (KeyboardInterrupt, Terminated):
+        raise
+    except BaseException as raised:
+        error = raised
+    group.check_agreement(error, facts)
+    assert prepared is not None
+    return _with_run_id(prepared, run_id)
+
+
+def _group_of(config: RunConfig, world: World | None) -> ProcessGroup:
+    """The process group of the ranks of the world. Raises ConfigError, LostContact."""
+    used = assign_device(config, world).used
+    options = config.options.rank_options
+    return init_process_group(world, options, used[0] if used else devices.HOST)
+
+
+def _with_run_id(prepared: Prepared, run_id: str) -> Prepared:
+    """The run with the id of all ranks; ranks that torchrun started again begin their run anew."""
+    group = prepared.group
+    run_id = group.broadcast(0, run_id)
+    restarted = group.broadcast(0, (home() / "runs" / run_id).exists())
+    return replace(prepared, run_id=run_id, restarted=restarted)

@@ -1,0 +1,327 @@
+r"""DataParallel with its four steps timed: PyTorch's own on accelerators, dpexp.parallel's elsewhere.
+
+    inputs --scatter--> 15 rows --> replica 0 on devices[0] --> 15 rows --gather--> outputs
+                 \----> 15 rows --> replica 1 on devices[1] --> 15 rows --/
+                        replicate          parallel_apply
+
+Both classes call ``self.scatter``, ``self.replicate``, ``self.parallel_apply`` and ``self.gather`` in
+their ``forward``, so that a subclass can time the four and change nothing else.
+
+``whole``: the whole model in DataParallel.
+
+           +--> replica 0 (devices[0]) --+
+ batch ----+--> replica 1 (devices[1]) --+----> outputs on devices[0], or --output-device
+scatter    +--> replica 2 (devices[2]) --+   gather
+
+``block``: only the named submodules in DataParallel, the others on the first device.
+
+                                 +--> block2, replica 0 --+
+batch --> block1 (devices[0]) ---+--> block2, replica 1 --+--> block3 (devices[0]) --> outputs
+
+``functional``: ``data_parallel(module, inputs, devices)``, composed of the four primitives.
+
+This is the function of PyTorch's tutorial, written out: read ``DataParallelCall.forward`` below.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from dpexp import parallel
+from dpexp.config.errors import ConfigError, available
+from dpexp.config.run_config import RunConfig
+from dpexp.config.strategy_options import BlockOptions, DataParallelOptions
+from dpexp.data.batch import Batch
+from dpexp.devices import HOST, accelerators, is_virtual, label, place, running_on
+from dpexp.parallel.parallel_apply import is_autocast_enabled, share_of_threads
+from dpexp.parallel.scatter_gather import check_batch_sizes
+from dpexp.strategies.base import Devices, Needs, Strategy
+from dpexp.strategies.modules import Wrapper, matching
+from dpexp.strategies.placed import GradientSync, Placed
+from dpexp.tensors import walk
+from dpexp.timing import Timer
+
+SMALL_WORK = 1 << 24
+"""Multiplications of a replica's forward, of every input number with every parameter at most."""
+
+
+class ReplicaSync(GradientSync):
+    """Autograd adds up the gradients. After small replicas on the CPU a step has the threads of one.
+
+    Intra-op threads wait for each other in every operator, and for a while after it they keep a core busy,
+    which the next forward's replicas need. Sizes decide and not times, because their number can change bits.
+    """
+
+    def __init__(self, module: nn.Module, devices: Devices) -> None:
+        self._devices = tuple(devices)
+        self._parameters = sum(parameter.numel() for parameter in module.parameters())
+        self._is_on_cpu = len(devices) > 1 and all(device.type == "cpu" for device in devices)
+
+    def computing(self, batch: Batch) -> AbstractContextManager[object]:
+        numbers = sum(tensor.numel() for tensor in walk(batch.inputs))
+        is_small = numbers * self._parameters < SMALL_WORK * len(self._devices)
+        return share_of_threads(self._devices) if self._is_on_cpu and is_small else nullcontext()
+
+
+class Replicating(Strategy):
+    """Base of the strategies that use DataParallel or its primitives."""
+
+    def parts(self, devices: Devices) -> int:
+        return self.group.dp_size * max(1, len(devices))
+
+    def prepare(self, model: nn.Module, devices: Devices) -> None:
+        uses_torch(self.config.backend, devices)  # raises ConfigError where it does not know the devices
+
+
+@dataclass(frozen=True)
+class Replica:
+    """A call of one replica: labelled with its number and device, timed, and under the caller's autocast."""
+
+    module: nn.Module
+    number: int
+    device: torch.device
+    timer: Timer
+    autocast_dtype: torch.dtype | None
+
+    def __call__(self, *inputs: Any, **kwargs: Any) -> Any:
+        kind, dtype = self.device.type, self.autocast_dtype
+        autocast = nullcontext() if dtype is None else torch.autocast(kind, dtype=dtype)
+        timed = self.timer.replica("parallel_apply", self.number, self.device)
+        with running_on(self.device, self.number), timed, autocast:
+            return self.module(*inputs, **kwargs)
+
+
+def labelled(replicas: Sequence[nn.Module], devices: Devices, timer: Timer) -> list[Any]:
+    """Calls of the replicas, for ``parallel_apply``; on the CPU that of dpexp labels them itself.
+
+    ``torch.nn.parallel`` turns the caller's autocast on in its threads, but without the dtype.
+    """
+    if not timer.is_recording and all(device.type == "cpu" for device in devices):
+        return list(replicas)
+    kind = devices[0].type
+    dtype = torch.get_autocast_dtype(kind) if is_autocast_enabled(kind) else None
+    numbered = enumerate(zip(replicas, devices, strict=False))
+    return [Replica(module, i, device, timer, dtype) for i, (module, device) in numbered]
+
+
+def on_one_device(devices: Devices) -> running_on:
+    """The label of a call without replicas, which DataParallel makes on one device, and on the host."""
+    return running_on(devices[0], 0) if devices else running_on(HOST, None)
+
+
+class _Timed(Wrapper):
+    """The four steps as phases; the base class before a DataParallel class."""
+
+    timer: Timer
+    gathers_on: torch.device
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        if len(self.replica_devices) > 1:
+            return super().forward(*inputs, **kwargs)
+        with self.timer.phase("forward"), on_one_device(self.replica_devices):
+            return super().forward(*inputs, **kwargs)
+
+    def scatter(self, *args: Any, **kwargs: Any) -> Any:
+        with self.timer.phase("scatter"):
+            return super().scatter(*args, **kwargs)  # type: ignore[misc]
+
+    def replicate(self, *args: Any, **kwargs: Any) -> Any:
+        with self.timer.phase("replicate"):
+            return super().replicate(*args, **kwargs)  # type: ignore[misc]
+
+    def parallel_apply(self, replicas: Sequence[nn.Module], *args: Any, **kwargs: Any) -> Any:
+        with self.timer.phase("parallel_apply"):
+            calls = labelled(replicas, self.replica_devices, self.timer)
+            return super().parallel_apply(calls, *args, **kwargs)  # type: ignore[misc]
+
+    def gather(self, *args: Any, **kwargs: Any) -> Any:
+        with self.timer.phase("gather", self.gathers_on):
+            return super().gather(*args, **kwargs)  # type: ignore[misc]
+
+
+class TorchDataParallel(_Timed, nn.DataParallel[nn.Module]):
+    """``torch.nn.DataParallel``, timed."""
+
+
+class PortableDataParallel(_Timed, parallel.DataParallel):
+    """``dpexp.parallel.DataParallel``, timed."""
+
+
+def data_parallel_module(
+    module: nn.Module, devices: Devices, config: RunConfig, timer: Timer, output: torch.device | None = None
+) -> Wrapper:
+    """The module, which must be on devices[0], in the DataParallel class that ``--backend`` names.
+
+    Its outputs are gathered on ``output``, by default devices[0]. Without devices the wrapper calls the
+    module itself, as PyTorch's does.
+    """
+    wrapper: _Timed
+    output = output or (devices[0] if devices else HOST)
+    gathers_on = output if devices else None
+    if uses_torch(config.backend, devices):
+        wrapper = TorchDataParallel(module, list(devices) or None, gathers_on)
+    else:
+        wrapper = PortableDataParallel(module, list(devices), gathers_on)
+    wrapper.gathers_on = output
+    wrapper.timer = timer
+    wrapper.replica_devices = tuple(devices)
+    return wrapper
+
+
+def output_device(options: DataParallelOptions, devices: Devices) -> torch.device:
+    """The device of ``--output-device``, by default the first; the host without devices.
+
+    Raises ConfigError for one that the run does not use.
+    """
+    known = {label(device): device for device in devices or (HOST,)}
+    name = options.output_device.strip() or next(iter(known))
+    if name not in known:
+        raise ConfigError(f"--output-device '{name}' is not a device of this run: {available(known)}")
+    return known[name]
+
+
+def uses_torch(backend: str, devices: Devices) -> bool:
+    """True if ``torch.nn.parallel`` computes: on accelerators, unless ``--backend portable``.
+
+    Raises ConfigError for ``--backend torch`` on devices that torch.nn.parallel does not know.
+    """
+    foreign = [str(device) for device in devices if is_virtual(device) or device.type != "cuda"]
+    if backend == "torch" and foreign:
+        raise ConfigError(
+            f"--backend torch: torch.nn.parallel works on CUDA devices, not on {', '.join(foreign)}; "
+            "--backend portable does"
+        )
+    # Given no device, nn.DataParallel takes every accelerator of the machine.
+    takes_accelerators = not devices and bool(accelerators())
+    return backend != "portable" and not foreign and not takes_accelerators
+
+
+class Whole(Replicating):
+    """Every step copies the parameters to all devices, and splits the batch over them."""
+
+    needs = Needs(devices=True, compile=False)
+    options: DataParallelOptions
+
+    def prepare(self, model: nn.Module, devices: Devices) -> None:
+        super().prepare(model, devices)
+        output_device(self.options, devices)
+
+    def place(self, model: nn.Module, devices: Devices, timer: Timer) -> Placed:
+        first = devices[0] if devices else HOST
+        output = output_device(self.options, devices)
+        module = data_parallel_module(place(model, first), devices, self.config, timer, output)
+        used, sync = tuple(devices) or (HOST,), ReplicaSync(model, devices)
+        return Placed(module, first, output, used, sync, timer=timer, forward_phase="")
+
+
+class Block(Replicating):
+    """Each named block scatters its inputs and gathers its outputs; other modules get the full batch.
+
+    A block that the model itself has in ``nn.DataParallel`` is taken out of it.
+    """
+
+    needs = Needs(devices=True, compile=False)
+    options: BlockOptions
+
+    def prepare(self, model: nn.Module, devices: Devices) -> None:
+        super().prepare(model, devices)
+        for name in matching(model, self.options.block, "--block"):
+            module = model.get_submodule(name)
+            if isinstance(module, nn.DataParallel):  # as the tutorial writes it
+                model.set_submodule(name, module.module)
+
+        self._devices = devices
+
+    def parts(self, devices: Devices) -> int:
+        return 1  # of the model's own inputs; ``trying`` looks at those of the blocks
+
+    @contextmanager
+    def trying(self, model: nn.Module, inputs: Any) -> Iterator[None]:
+        """Refuses a block whose inputs cannot be split by rows: a mask of all tokens, say."""
+        with ExitStack() as hooks:
+            if len(self._devices) > 1:
+                for name in matching(model, self.options.block, "--block"):
+                    check = partial(_check_inputs, name, self._devices)
+                    block = model.get_submodule(name)
+                    hooks.enter_context(block.register_forward_pre_hook(check, with_kwargs=True))
+            yield
+
+    def place(self, model: nn.Module, devices: Devices, timer: Timer) -> Placed:
+        first = devices[0] if devices else HOST
+        place(model, first)
+        for name in matching(model, self.options.block, "--block"):
+            block = data_parallel_module(model.get_submodule(name), devices, self.config, timer)
+            model.set_submodule(name, block)
+        sync = ReplicaSync(model, devices)
+        return Placed(model, first, first, tuple(devices) or (HOST,), sync, timer=timer)
+
+
+def _check_inputs(name: str, devices: Devices, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+    """Raises ConfigError for a call whose tensors DataParallel would not split by the rows of the batch."""
+    try:
+        check_batch_sizes(args, kwargs, devices)
+    except ValueError as error:
+        raise ConfigError(f"--block {name}: {error}") from error
+
+
+class Functional(Replicating):
+    """Each call makes new replicas and drops them; without devices it calls the module itself."""
+
+    needs = Needs(devices=True, compile=False)
+    options: DataParallelOptions
+
+    def prepare(self, model: nn.Module, devices: Devices) -> None:
+        super().prepare(model, devices)
+        output_device(self.options, devices)
+
+    def place(self, model: nn.Module, devices: Devices, timer: Timer) -> Placed:
+        first = devices[0] if devices else HOST
+        output = output_device(self.options, devices)
+        library = nn.parallel if uses_torch(self.config.backend, devices) else parallel
+        module = DataParallelCall(place(model, first), devices, library, timer, output)
+        used, sync = tuple(devices) or (HOST,), ReplicaSync(model, devices)
+        return Placed(module, first, output, used, sync, timer=timer, forward_phase="")
+
+
+class DataParallelCall(Wrapper):
+    """A module whose forward is ``data_parallel(module, inputs, devices, output)``.
+
+    The rows of the inputs are split over the devices. The module is on the first. ``library`` has the
+    primitives.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        devices: Devices,
+        library: Any,
+        timer: Timer,
+        output: torch.device,
+    ) -> None:
+        super().__init__()
+        self.module = module
+        self.replica_devices = tuple(devices)
+        self.output = output
+        self.library = library
+        self.timer = timer
+
+    def forward(self, *inputs: Any) -> Any:
+        devices, library, phase = self.replica_devices, self.library, self.timer.phase
+        if len(devices) <= 1:
+            with phase("forward"), on_one_device(devices):
+                return self.module(*inputs)
+        with phase("replicate"):
+            replicas = library.replicate(self.module, devices)
+        with phase("scatter"):
+            chunks = library.scatter(inputs, devices)
+        used = devices[: len(chunks)]
+        with phase("parallel_apply"):
+            calls = labelled(replicas[: len(used)], used, self.timer)
+            outputs = library.parallel_apply(calls, chunks, devices=used)
+        with phase("gather", self.output):
+            return library.gather(outputs, self.output)
