@@ -13,10 +13,9 @@ from dpexp.commands.command_line.config_options import check_environment
 from dpexp.commands.command_line.help_panels import epilog
 from dpexp.commands.command_line.output import say
 from dpexp.commands.sweep_results import show_results
-from dpexp.config.errors import ConfigError, did_you_mean
+from dpexp.config.errors import ConfigError, did_you_mean, plural
 from dpexp.config.printable import printable, printable_line
 from dpexp.config.process import home
-from dpexp.config.ranges import plural
 from dpexp.config.strategy_registry import STRATEGY_OPTIONS
 from dpexp.distributed.signals import SignalHandler
 from dpexp.study import MOST_REPEATS

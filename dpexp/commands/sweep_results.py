@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dpexp.commands.command_line.output import say, show_report
+from dpexp.config.errors import be, plural
 from dpexp.config.printable import printable
 from dpexp.config.process import command, home
-from dpexp.config.ranges import be, plural
 
 if TYPE_CHECKING:
     from dpexp.study.sweep.sweep import Sweep

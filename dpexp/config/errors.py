@@ -1,6 +1,4 @@
-"""User errors: ConfigError for bad input, and exceptions in user code, described in one line.
-
-Names of modules that are alike, joined: ``layers.0.fc``, ``layers.1.fc`` as ``layers.0-1.fc``."""
+"""User errors: ConfigError for bad input, exceptions in user code in one line, and the words of a message."""
 
 import difflib
 import reprlib
@@ -11,7 +9,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from dpexp.config.process import ROOT
-from dpexp.config.ranges import range_or_list
 
 _PACKAGE = ROOT / "dpexp"
 _STANDARD_LIBRARY = Path(traceback.__file__).parent
@@ -166,3 +163,40 @@ def listed(names: Iterable[str], most: int = 10) -> str:
     found = [name for name, _ in merged((name, None) for name in names)]
     more = f" and {len(found) - most} more" if len(found) > most else ""
     return ", ".join(found[:most]) + more
+
+
+# --- numbers in a message ----------------------------------------------------------------
+
+
+def consecutive(numbers: Iterable[int]) -> list[range]:
+    """Each number with those after it that follow without a gap: 15, 16, 17, 0, 1 as 15 to 17 and 0 to 1."""
+    found: list[range] = []
+    for number in numbers:
+        if found and number == found[-1].stop:
+            found[-1] = range(found[-1].start, number + 1)
+        else:
+            found.append(range(number, number + 1))
+    return found
+
+
+def span(run: range, joint: str = "-") -> str:
+    """``0-24``, or ``30`` of one number."""
+    return str(run[0]) if len(run) == 1 else f"{run[0]}{joint}{run[-1]}"
+
+
+def range_or_list(numbers: Iterable[int], joint: str = ", ") -> str:
+    """``0-24`` if no number is missing, else each of them: ``0, 1, 30``."""
+    numbers = list(numbers)
+    found = consecutive(numbers)
+    return span(found[0]) if len(found) == 1 else joint.join(map(str, numbers))
+
+
+def plural(count: int, noun: str) -> str:
+    """``1 thread``, ``2 threads``, ``20 batches``."""
+    ending = "" if count == 1 else "es" if noun.endswith(("ch", "sh", "s", "x")) else "s"
+    return f"{count} {noun}{ending}"
+
+
+def be(count: int) -> str:
+    """The verb after so many: ``is``, ``are``."""
+    return "is" if count == 1 else "are"

@@ -25,11 +25,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import ClassVar
 
-from dpexp.config.errors import ConfigError
+from dpexp.config.errors import ConfigError, plural
 from dpexp.config.factories import Factory, Registry
 from dpexp.config.mesh import Mesh
 from dpexp.config.options import option, validate
-from dpexp.config.ranges import plural
 from dpexp.config.spec import SpecField
 
 

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 
 from dpexp import tensors
-from dpexp.config.errors import ConfigError
-from dpexp.config.ranges import plural
+from dpexp.config.errors import ConfigError, plural
 
 RankRows = Callable[[int], slice]
 """From the number of rows of a global batch to the rows that a rank computes."""

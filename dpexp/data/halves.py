@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from dpexp import tensors
-from dpexp.config.ranges import plural
+from dpexp.config.errors import plural
 from dpexp.data.batch import Batch
 from dpexp.data.objective import Objective
 

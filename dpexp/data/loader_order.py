@@ -21,8 +21,7 @@ from typing import Any
 import torch
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, RandomSampler, SequentialSampler
 
-from dpexp.config.errors import ConfigError, as_config_error
-from dpexp.config.ranges import plural
+from dpexp.config.errors import ConfigError, as_config_error, plural
 from dpexp.data.rng import epoch_order, generator, kept_globals, seed_globals
 
 Indices = Sequence[int] | torch.Tensor

@@ -26,9 +26,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from dpexp import tensors
-from dpexp.config.errors import ConfigError
+from dpexp.config.errors import ConfigError, plural
 from dpexp.config.features import PADDING
-from dpexp.config.ranges import plural
 from dpexp.data.batch import Batch
 from dpexp.data.loss_tensors import LossTensors, TensorCopies
 from dpexp.data.outputs import NO_LOSS, logits, loss_inside

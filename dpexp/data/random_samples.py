@@ -6,8 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dpexp.config.errors import ConfigError, as_config_error
-from dpexp.config.ranges import plural
+from dpexp.config.errors import ConfigError, as_config_error, plural
 from dpexp.data.base import Samples, Source
 from dpexp.data.dataset import TensorDataset
 from dpexp.data.rng import generator

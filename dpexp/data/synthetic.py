@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
+from dpexp.config.errors import plural
 from dpexp.config.features import PADDING, Features
-from dpexp.config.ranges import plural
 from dpexp.data.base import Samples, TensorSource
 from dpexp.data.rng import generator
 

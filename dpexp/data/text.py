@@ -10,9 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dpexp.config.errors import ConfigError, no_file
+from dpexp.config.errors import ConfigError, no_file, plural
 from dpexp.config.features import Features
-from dpexp.config.ranges import plural
 from dpexp.data.base import Source
 from dpexp.data.dataset import Dataset
 

@@ -14,10 +14,9 @@ from torch import Tensor, nn
 from torch.utils.data import IterableDataset, default_collate
 
 from dpexp import tensors
-from dpexp.config.errors import ConfigError, as_config_error
+from dpexp.config.errors import ConfigError, as_config_error, plural
 from dpexp.config.factories import Factory
 from dpexp.config.features import Features
-from dpexp.config.ranges import plural
 from dpexp.data.base import Source, kind_of
 from dpexp.data.dataset import Dataset
 from dpexp.data.user_samples import (

@@ -9,8 +9,7 @@ from itertools import cycle, islice
 import torch
 
 from dpexp import devices
-from dpexp.config.errors import ConfigError
-from dpexp.config.ranges import plural
+from dpexp.config.errors import ConfigError, plural
 from dpexp.config.run_config import MAX_VIRTUAL, RunConfig
 from dpexp.config.strategy_options import RankOptions
 from dpexp.devices import accelerators, is_virtual, label, virtual

@@ -12,8 +12,7 @@ import torch
 from torch import nn
 
 from dpexp import devices, tensors
-from dpexp.config.errors import ConfigError, describe, listed
-from dpexp.config.ranges import plural
+from dpexp.config.errors import ConfigError, describe, listed, plural
 from dpexp.data.batch import Batch
 from dpexp.data.dataset import Dataset
 from dpexp.measurement.evaluation import Evaluation

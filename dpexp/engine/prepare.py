@@ -10,10 +10,9 @@ import torch
 from torch import nn
 
 from dpexp import devices, tensors
-from dpexp.config.errors import ConfigError, describe
+from dpexp.config.errors import ConfigError, describe, plural
 from dpexp.config.factories import Factory
 from dpexp.config.process import cores
-from dpexp.config.ranges import plural
 from dpexp.config.run_config import RunConfig
 from dpexp.data import registry as data
 from dpexp.data.base import Source

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from dpexp.config.ranges import plural
+from dpexp.config.errors import plural
 
 
 class EmbeddingLinear(nn.Module):

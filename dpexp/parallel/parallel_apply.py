@@ -28,7 +28,7 @@ from torch import nn
 from torch._utils import KeyErrorMessage
 from torch.utils import _python_dispatch
 
-from dpexp.config.ranges import plural
+from dpexp.config.errors import plural
 from dpexp.devices import HOST, label, running_on
 from dpexp.parallel.device_ids import DeviceId, to_device
 from dpexp.parallel.rng_order import RngOrder, draws_random_numbers

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch.nn.utils.rnn import PackedSequence
 
-from dpexp.config.ranges import plural
+from dpexp.config.errors import plural
 from dpexp.devices import label, non_blocking_to
 from dpexp.parallel.device_ids import DeviceId, to_device, to_devices
 from dpexp.tensors import entries, leaves, rebuild

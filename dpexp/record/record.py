@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dpexp.config.errors import describe
-from dpexp.config.ranges import plural
+from dpexp.config.errors import describe, plural
 from dpexp.record.files import JournalError, write_atomically
 from dpexp.record.journal import JOURNAL, RECORD, SCHEMA, JournalReader, is_open, iso
 

@@ -3,10 +3,9 @@
 import shlex
 from typing import Any
 
-from dpexp.config.errors import ConfigError
+from dpexp.config.errors import ConfigError, plural
 from dpexp.config.options import flag_name, option_fields
 from dpexp.config.process import command
-from dpexp.config.ranges import plural
 from dpexp.config.run_config import RunConfig, known_options, options_with_role
 from dpexp.config.strategy_registry import STRATEGY_OPTIONS
 from dpexp.live import live_options

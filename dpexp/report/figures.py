@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dpexp.config.ranges import plural
+from dpexp.config.errors import plural
 from dpexp.record.phases import REST
 from dpexp.record.steps import quartiles
 from dpexp.record.view import RecordView

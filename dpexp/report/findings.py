@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from dpexp.config.ranges import plural
+from dpexp.config.errors import plural
 from dpexp.record.batches import replicated_bytes
 from dpexp.record.noise import SLOWER, median_interval
 from dpexp.record.phases import Phase, union_length

@@ -4,8 +4,7 @@ import math
 from collections import Counter
 from dataclasses import dataclass, field
 
-from dpexp.config.errors import listed, merged
-from dpexp.config.ranges import plural
+from dpexp.config.errors import listed, merged, plural
 from dpexp.config.strategy_registry import STRATEGY_OPTIONS
 from dpexp.record.batches import model_rows, optimizer_rows, without_host
 from dpexp.record.record import Record, Row

@@ -6,9 +6,8 @@ from typing import Any
 
 from rich.cells import cell_len, set_cell_size
 
-from dpexp.config.errors import merged
+from dpexp.config.errors import merged, plural
 from dpexp.config.printable import printable_line
-from dpexp.config.ranges import plural
 from dpexp.record.figures import At, figures
 from dpexp.record.record import Row
 from dpexp.record.runs import RunSummary

@@ -1,7 +1,6 @@
 """Memory, work and operators: what the observed step had and computed, and what its time went to."""
 
-from dpexp.config.errors import listed
-from dpexp.config.ranges import plural
+from dpexp.config.errors import listed, plural
 from dpexp.record.files import PROFILER_TRACE
 from dpexp.record.record import Record, Row
 from dpexp.record.view import CATEGORIES, RecordView

@@ -8,8 +8,8 @@ import math
 from collections.abc import Iterable
 from importlib.resources import files
 
+from dpexp.config.errors import plural
 from dpexp.config.printable import in_html
-from dpexp.config.ranges import plural
 from dpexp.record.view import RecordView
 from dpexp.report import style, units
 from dpexp.report.section import Bar, Section

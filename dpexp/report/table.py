@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
+from dpexp.config.errors import plural
 from dpexp.config.names import cell_title
-from dpexp.config.ranges import plural
 from dpexp.record.figures import At, Figure, figures
 from dpexp.report import layout, units
 from dpexp.report.compare import Cell, Comparison, Group

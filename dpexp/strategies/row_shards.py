@@ -26,8 +26,7 @@ import torch
 from torch import distributed, nn
 from torch.nn import functional
 
-from dpexp.config.errors import ConfigError
-from dpexp.config.ranges import plural
+from dpexp.config.errors import ConfigError, plural
 from dpexp.devices import HOST
 from dpexp.strategies.modules import EmbeddingTable, TablePart, tables
 from dpexp.timing import Timer

@@ -19,8 +19,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import nn
 
-from dpexp.config.errors import describe, listed
-from dpexp.config.ranges import plural
+from dpexp.config.errors import describe, listed, plural
 from dpexp.data.batch import Batch
 from dpexp.data.objective import Objective
 from dpexp.data.rng import kept_globals, seed_globals

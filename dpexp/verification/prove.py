@@ -12,8 +12,7 @@ import torch
 from torch import distributed, nn
 
 from dpexp import tensors
-from dpexp.config.errors import ConfigError
-from dpexp.config.ranges import plural
+from dpexp.config.errors import ConfigError, plural
 from dpexp.data.batch import Batch
 from dpexp.data.objective import Objective
 from dpexp.devices import HOST, place

@@ -9,8 +9,7 @@ from typing import Any
 
 import torch
 
-from dpexp.config.errors import listed
-from dpexp.config.ranges import plural
+from dpexp.config.errors import listed, plural
 from dpexp.verification.compare import Difference
 from dpexp.verification.mode import Mode
 

@@ -24,8 +24,7 @@ import torch
 from torch import nn
 
 from dpexp import devices, tensors
-from dpexp.config.errors import listed
-from dpexp.config.ranges import plural
+from dpexp.config.errors import listed, plural
 from dpexp.data.batch import Batch
 from dpexp.data.objective import Objective
 from dpexp.data.rng import kept_globals, set_random_state

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dpexp.config.ranges import plural
+from dpexp.config.errors import plural
 from dpexp.record.record import Record, Row
 from dpexp.record.steps import present
 from dpexp.record.view import RecordView

@@ -20,9 +20,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from dpexp.config.errors import ConfigError, did_you_mean
+from dpexp.config.errors import ConfigError, be, did_you_mean, plural
 from dpexp.config.process import home
-from dpexp.config.ranges import be, plural
 from dpexp.config.run_config import config_digest
 from dpexp.record.journal import RECORD, SWEEP_STRATEGY, new_run_id
 from dpexp.record.record import Record

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
-from dpexp.config.ranges import plural
+from dpexp.config.errors import plural
 from dpexp.data.halves import no_mean_over_rows
 from dpexp.verification.alone import alone
 from dpexp.verification.compare import Tensors, distance

@@ -4,7 +4,7 @@ import math
 from collections import Counter
 from typing import Any
 
-from dpexp.config.ranges import plural
+from dpexp.config.errors import plural
 from dpexp.data.batch import Batch
 from dpexp.tensors import walk
 from dpexp.verification.recorder import Step
