@@ -53,12 +53,14 @@ class StrategyOptions:
     """The options of a strategy, and what it declares to those who need not know which it is.
 
     ``emulated``: how many devices a run emulates where ``--devices auto`` finds no accelerator.
+    ``uses_one_device``: whether it is an error to name several.
     ``mixes_kinds``: whether the devices may be of several kinds, as a CUDA and an MPS device.
     ``copies_to_all``: whether a model is copied to devices too that get no rows of a small batch.
     """
 
     strategy: ClassVar[StrategyEntry]
     emulated: ClassVar[int] = 0
+    uses_one_device: ClassVar[bool] = False
     mixes_kinds: ClassVar[bool] = False
     copies_to_all: ClassVar[bool] = False
 
@@ -158,6 +160,8 @@ class SingleOptions(StrategyOptions):
         examples=("--devices cpu --steps 500", "--model cnn --data digits --epochs 2"),
         order=10,
     )
+
+    uses_one_device = True
 
 
 @dataclass(frozen=True)

@@ -111,7 +111,10 @@ def assign_device(config: RunConfig, world: World | None, *, planned: bool = Fal
     where options and world contradict each other.
     """
     if world is None and config.options.launch_options is None:
-        return select_devices(config, planned=planned)
+        selection = select_devices(config, planned=planned)
+        if config.options.uses_one_device:
+            _check_one_device(config, selection.used)
+        return selection
     if world is not None and config.options.rank_options is None:
         rank = f"rank {world.rank} of {world.size}"
         raise ConfigError(f"{config.strategy} is one process, and this is {rank}: start it without torchrun")
@@ -133,6 +136,16 @@ def assign_device(config: RunConfig, world: World | None, *, planned: bool = Fal
             f"--devices cpu, or --virtual {world.local_size}, computes on the CPU"
         )
     return DeviceSelection(requested, (accelerators[world.local_rank],))
+
+
+def _check_one_device(config: RunConfig, used: Sequence[torch.device]) -> None:
+    """Raises ConfigError where the options name several devices; ``auto`` names none."""
+    if len(used) > 1 and (config.virtual or config.devices != "auto"):
+        option, one = ("--virtual", 1) if config.virtual else ("--devices", used[0])
+        raise ConfigError(
+            f"{option} gives {len(used)} devices and {config.strategy} uses one: write {option} {one}, or "
+            "choose a strategy that uses several, such as whole"
+        )
 
 
 def processes(config: RunConfig, *, planned: bool = False) -> int:

@@ -43,19 +43,18 @@ def _mixes_nothing(prepared: Prepared, batch: Batch) -> bool:
     used = prepared.selection.used
     if not prepared.strategy.needs.prediction:
         used = used[:1]  # replicas on the others compute as the first does
-    config = replace(prepared.config, backend="portable", compile=False)
-    model = prepared.model
+    portable, model = replace(prepared.strategy, backend="portable", compile=False), prepared.model
     memo: dict[int, Any] = {id(buffer): buffer.detach() for buffer in model.buffers()}
     memo |= {id(each): nn.Parameter(each.detach(), each.requires_grad) for each in model.parameters()}
     try:
-        placed = prepared.strategy.configured(config).place(copy.deepcopy(model, memo), used, Timer())
+        placed = portable.place(copy.deepcopy(model, memo), used, Timer())
         for module in placed.module.modules():
             tensors = chain(module.parameters(recurse=False), module.buffers(recurse=False))
             _set_label(list(tensors), devices.placed_on(module))
         with (
             preserved(placed.module),
             eager(placed.module),
-            torch.set_grad_enabled(not config.eval),
+            torch.set_grad_enabled(portable.trains),
             devices.prediction(),
             _Labels(),
         ):

@@ -155,8 +155,7 @@ def predict(prepared: Prepared, batches: Sequence[Batch], *, with_work: bool = F
     mode, config = FakeTensorMode(), prepared.config
     options = config.options.with_devices({name: device for device, name in reversed(names.items())})
     # torch.nn.parallel does not know virtual devices
-    config = replace(config, backend="portable", compile=False, options=options)
-    portable = prepared.strategy.configured(config)
+    portable = replace(prepared.strategy, backend="portable", compile=False, options=options)
     with FakeCopyMode(mode):
         fake = copy.deepcopy(prepared.model)
     loss = prepared.data.objective.of(fake).loss

@@ -3,7 +3,7 @@
 ``check_model`` looks at the model alone, ``try_one_batch`` runs it.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
@@ -99,6 +99,7 @@ def try_one_batch(
     data: Dataset,
     batch: Batch,
     strategy: Strategy,
+    used: Sequence[torch.device],
     evaluation: Evaluation,
     *,
     trains: bool,
@@ -116,7 +117,7 @@ def try_one_batch(
         with (
             devices.autocast(devices.HOST, autocast),
             misfit_as_config_error(model),
-            strategy.trying(model, batch.inputs),
+            strategy.trying(model, used),
             drawing_modules(model) as draws,
         ):
             outputs = model(*batch.inputs)

@@ -171,7 +171,9 @@ def prepare(
     seed_globals(config.seed)
     source = data.source(found["data"], found.get("loss"), config.reduction)
     seed_globals(config.seed)  # the weights do not depend on how much the data drew
-    strategy = STRATEGIES[config.strategy](config, group)
+    strategy = STRATEGIES[config.strategy](
+        config.options, group, config.backend, config.compile, trains=not config.eval
+    )
     model = models.build(found["model"], source.features)
     check_not_wrapped(model)
     check_not_scripted(model)
@@ -195,7 +197,14 @@ def prepare(
         first, trains = next(prepared.batches(0)), not config.eval
         first.check_rows(strategy.parts(selection.used))
         note = try_one_batch(
-            model, dataset, first.copied(), strategy, evaluation, trains=trains, autocast=config.autocast
+            model,
+            dataset,
+            first.copied(),
+            strategy,
+            selection.used,
+            evaluation,
+            trains=trains,
+            autocast=config.autocast,
         )
         if config.accumulate > 1 and trains:
             _check_halves(config, model, dataset, first)

@@ -83,7 +83,7 @@ def _proven(prepared: Prepared, dtype: torch.dtype, report: Report, in_full: boo
     made = made_batches(model, compared[0], pieces)
     if not (in_full or prepared.strategy.needs.full_tables):
         model, notes = with_touched_rows(model, [*compared, *(each.batch for each in made)])
-    plain = prepared.strategy.configured(replace(prepared.config, autocast="", compile=False))
+    plain = replace(prepared.strategy, compile=False)
     proof = Proof(
         model,
         lambda model: plain.place(model, prepared.selection.used, Timer()),

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import copy
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from typing import Any, ClassVar, TypeAlias
+from dataclasses import dataclass, field
+from typing import ClassVar, TypeAlias
 
 import torch
 from torch import nn
 
-from dpexp.config.run_config import RunConfig
 from dpexp.config.strategy_options import StrategyOptions
 from dpexp.distributed.group import ProcessGroup
 from dpexp.strategies.placed import Placed
@@ -41,26 +39,24 @@ class Needs:
     user_code: bool = False
 
 
+@dataclass
 class Strategy(ABC):
-    """One layout, made from the config of a run. A subclass annotates ``options`` with its class of them."""
+    """One layout, made from its options. A subclass annotates ``options`` with its class of them.
+
+    ``backend``: that of DataParallel. ``compile``: whether modules that support it are compiled.
+    ``trains``: whether the run has backwards. ``dataclasses.replace`` makes the same strategy with others.
+    """
 
     needs: ClassVar[Needs]
     options: StrategyOptions
-
-    def __init__(self, config: RunConfig, group: ProcessGroup | None = None) -> None:
-        self.config = config
-        self.options = config.options
-        self.group = group or ProcessGroup()
-
-    def configured(self, config: RunConfig) -> Strategy:
-        """The same strategy with another config."""
-        other = copy.copy(self)
-        other.config, other.options = config, config.options
-        return other
+    group: ProcessGroup = field(default_factory=ProcessGroup)
+    backend: str = "auto"
+    compile: bool = False
+    trains: bool = True
 
     def compiled(self, module: nn.Module) -> nn.Module:
-        """The module, compiled in place if the config says so; it keeps its class and its names."""
-        if self.config.compile:
+        """The module, compiled in place if the run compiles; it keeps its class and its names."""
+        if self.compile:
             module.compile()
         return module
 
@@ -71,7 +67,7 @@ class Strategy(ABC):
     def prepare(self, model: nn.Module, devices: Devices) -> None:  # noqa: B027 - not every strategy checks
         """Check model and devices before a run opens, and set options of modules. Raises ConfigError."""
 
-    def trying(self, model: nn.Module, inputs: Any) -> AbstractContextManager[None]:
+    def trying(self, model: nn.Module, devices: Devices) -> AbstractContextManager[None]:
         """Around the forward of a batch on the host, before a run opens. Raises ConfigError."""
         return nullcontext()
 
@@ -80,4 +76,4 @@ class Strategy(ABC):
 
     @abstractmethod
     def place(self, model: nn.Module, devices: Devices, timer: Timer) -> Placed:
-        """Lay the model over the devices, in place; over the host if there are none."""
+        """Lay the model out across the devices, in place; over the host if there are none."""

@@ -61,7 +61,7 @@ class Hybrid(Replicating):
         super().prepare(model, devices)
         options = self.options
         hosts = matching(model, options.host, "--host")
-        if self.config.compile and len(devices) > 1:
+        if self.compile and len(devices) > 1:
             raise ConfigError(
                 f"--compile: with {len(devices)} devices the dense part is replicated; give one device"
             )
@@ -91,7 +91,7 @@ class Hybrid(Replicating):
             place(child, device)
             if len(devices) < 2 or not list(child.parameters()):
                 return Stage(self.compiled(child), "dense", device, timer)
-            dense = data_parallel_module(child, devices, self.config, timer)
+            dense = data_parallel_module(child, devices, self.backend, timer)
             return Stage(dense, "dense", device, timer)
 
         rewire(model, hosts, wrap, device)

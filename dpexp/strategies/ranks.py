@@ -283,14 +283,14 @@ class Fsdp(Strategy):
         names = [
             name for name, each in model.named_modules() if isinstance(each, EmbeddingTable) and each.sparse
         ]
-        if names and not self.config.eval:
+        if names and self.trains:
             raise ConfigError(
                 f"fsdp reduces and scatters dense gradients, and those of {listed(names)} are sparse: "
                 "make them with sparse=False, or use ddp, or hybrid with --sparse --shard-embedding"
             )
 
     @contextmanager
-    def trying(self, model: nn.Module, inputs: Any) -> Iterator[None]:
+    def trying(self, model: nn.Module, devices: Devices) -> Iterator[None]:
         with _RefusesGradients():  # type: ignore[no-untyped-call]
             yield
 

@@ -34,7 +34,6 @@ from torch import nn
 
 from dpexp import parallel
 from dpexp.config.errors import ConfigError, available
-from dpexp.config.run_config import RunConfig
 from dpexp.config.strategy_options import BlockOptions, DataParallelOptions
 from dpexp.data.batch import Batch
 from dpexp.devices import HOST, accelerators, is_virtual, label, place, running_on
@@ -75,7 +74,7 @@ class Replicating(Strategy):
         return self.group.dp_size * max(1, len(devices))
 
     def prepare(self, model: nn.Module, devices: Devices) -> None:
-        uses_torch(self.config.backend, devices)  # raises ConfigError where it does not know the devices
+        uses_torch(self.backend, devices)  # raises ConfigError where it does not know the devices
 
 
 @dataclass(frozen=True)
@@ -153,7 +152,7 @@ class PortableDataParallel(_Timed, parallel.DataParallel):
 
 
 def data_parallel_module(
-    module: nn.Module, devices: Devices, config: RunConfig, timer: Timer, output: torch.device | None = None
+    module: nn.Module, devices: Devices, backend: str, timer: Timer, output: torch.device | None = None
 ) -> Wrapper:
     """The module, which must be on devices[0], in the DataParallel class that ``--backend`` names.
 
@@ -163,7 +162,7 @@ def data_parallel_module(
     wrapper: _Timed
     output = output or (devices[0] if devices else HOST)
     gathers_on = output if devices else None
-    if uses_torch(config.backend, devices):
+    if uses_torch(backend, devices):
         wrapper = TorchDataParallel(module, list(devices) or None, gathers_on)
     else:
         wrapper = PortableDataParallel(module, list(devices), gathers_on)
@@ -214,7 +213,7 @@ class Whole(Replicating):
     def place(self, model: nn.Module, devices: Devices, timer: Timer) -> Placed:
         first = devices[0] if devices else HOST
         output = output_device(self.options, devices)
-        module = data_parallel_module(place(model, first), devices, self.config, timer, output)
+        module = data_parallel_module(place(model, first), devices, self.backend, timer, output)
         used, sync = tuple(devices) or (HOST,), ReplicaSync(model, devices)
         return Placed(module, first, output, used, sync, timer=timer, forward_phase="")
 
@@ -235,18 +234,16 @@ class Block(Replicating):
             if isinstance(module, nn.DataParallel):  # as the tutorial writes it
                 model.set_submodule(name, module.module)
 
-        self._devices = devices
-
     def parts(self, devices: Devices) -> int:
         return 1  # of the model's own inputs; ``trying`` looks at those of the blocks
 
     @contextmanager
-    def trying(self, model: nn.Module, inputs: Any) -> Iterator[None]:
+    def trying(self, model: nn.Module, devices: Devices) -> Iterator[None]:
         """Refuses a block whose inputs cannot be split by rows: a mask of all tokens, say."""
         with ExitStack() as hooks:
-            if len(self._devices) > 1:
+            if len(devices) > 1:
                 for name in matching(model, self.options.block, "--block"):
-                    check = partial(_check_inputs, name, self._devices)
+                    check = partial(_check_inputs, name, devices)
                     block = model.get_submodule(name)
                     hooks.enter_context(block.register_forward_pre_hook(check, with_kwargs=True))
             yield
@@ -255,7 +252,7 @@ class Block(Replicating):
         first = devices[0] if devices else HOST
         place(model, first)
         for name in matching(model, self.options.block, "--block"):
-            block = data_parallel_module(model.get_submodule(name), devices, self.config, timer)
+            block = data_parallel_module(model.get_submodule(name), devices, self.backend, timer)
             model.set_submodule(name, block)
         sync = ReplicaSync(model, devices)
         return Placed(model, first, first, tuple(devices) or (HOST,), sync, timer=timer)
@@ -282,7 +279,7 @@ class Functional(Replicating):
     def place(self, model: nn.Module, devices: Devices, timer: Timer) -> Placed:
         first = devices[0] if devices else HOST
         output = output_device(self.options, devices)
-        library = nn.parallel if uses_torch(self.config.backend, devices) else parallel
+        library = nn.parallel if uses_torch(self.backend, devices) else parallel
         module = DataParallelCall(place(model, first), devices, library, timer, output)
         used, sync = tuple(devices) or (HOST,), ReplicaSync(model, devices)
         return Placed(module, first, output, used, sync, timer=timer, forward_phase="")

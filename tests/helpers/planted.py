@@ -4,7 +4,7 @@ Bugs over ranks are in ``tests/verification/cases``.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from dpexp.config.run_config import RunConfig
+from dpexp.config.strategy_options import SingleOptions, StrategyOptions
 from dpexp.data.batch import Batch
 from dpexp.data.objective import Objective
 from dpexp.devices import HOST
@@ -48,15 +48,13 @@ class Net(nn.Module):
         return self.third(torch.tanh(self.second(torch.tanh(self.first(x)) * self.scale)))
 
 
+@dataclass
 class Planted(Strategy):
     """A layout on the host that ``place_wrong`` makes."""
 
-    name = "planted"
     needs = Needs(devices=True)
-
-    def __init__(self, place_wrong: Callable[[nn.Module], Placed]) -> None:
-        super().__init__(RunConfig("single", model=f"{__file__}:Net"))
-        self.place_wrong = place_wrong
+    options: StrategyOptions = field(default_factory=SingleOptions)
+    place_wrong: Callable[[nn.Module], Placed] = field(kw_only=True)
 
     def place(self, model: nn.Module, devices: Sequence[torch.device], timer: Timer) -> Placed:
         return self.place_wrong(model)

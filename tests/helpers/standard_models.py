@@ -187,9 +187,7 @@ def planted(strategy: Strategy, bug: str) -> Strategy:
         def place(self, *args: Any) -> Placed:
             return BUGS[bug](self, super().place, *args)
 
-    wrong = Planted(strategy.config)
-    wrong.group = strategy.group
-    return wrong
+    return Planted(**vars(strategy))
 
 
 # --- runs -----------------------------------------------------------------------------------------------

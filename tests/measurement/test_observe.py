@@ -13,7 +13,7 @@ from dpexp.timing import Timer
 
 
 def single(model: nn.Module) -> Placed:
-    return STRATEGIES["single"](RunConfig("single")).place(model, (), Timer())
+    return STRATEGIES["single"](RunConfig("single").options).place(model, (), Timer())
 
 
 def batch_of(inputs: torch.Tensor) -> Batch:
@@ -22,7 +22,7 @@ def batch_of(inputs: torch.Tensor) -> Batch:
 
 def whole(model: nn.Module, count: int) -> Placed:
     used = devices.virtual(count)
-    return STRATEGIES["whole"](RunConfig("whole", virtual=count)).place(model, used, Timer(used))
+    return STRATEGIES["whole"](RunConfig("whole", virtual=count).options).place(model, used, Timer(used))
 
 
 def test_the_model_is_not_changed() -> None:

@@ -182,7 +182,7 @@ def test_hybrid_wraps_modules_in_containers_and_keeps_the_results(count: int) ->
     expected = model(ids)
     config = RunConfig("hybrid", virtual=count, options={"host": ["tables.words"]})
     used = devices.virtual(count)
-    placed = STRATEGIES["hybrid"](config).place(model, used, Timer(used))
+    placed = STRATEGIES["hybrid"](config.options).place(model, used, Timer(used))
     assert torch.allclose(placed.module(ids), expected)
     where = {f"{row['module']}.{row['parameter']}": row["device"] for row in device_map(placed)}
     assert where["tables.words.weight"] == "cpu"
@@ -257,20 +257,22 @@ def test_a_parameter_tied_across_two_devices_is_refused(
 ) -> None:
     def prepare(names: list[str]) -> None:
         options = {"host" if strategy == "hybrid" else strategy: names}
-        STRATEGIES[strategy](RunConfig(strategy, options=options)).prepare(model(), devices.virtual(2))
+        STRATEGIES[strategy](RunConfig(strategy, options=options).options).prepare(
+            model(), devices.virtual(2)
+        )
 
     message = r"'\S+' on \S+ and '\S+' on \S+ are one tied parameter, .* put both modules on one device$"
     with pytest.raises(ConfigError, match=message):
         prepare(split)
     prepare(whole)
-    STRATEGIES["whole"](RunConfig("whole")).prepare(model(), devices.virtual(2))
+    STRATEGIES["whole"](RunConfig("whole").options).prepare(model(), devices.virtual(2))
 
 
 def test_a_module_of_two_names_is_replicated_under_both() -> None:
     model = Nested()
     config = RunConfig("hybrid", virtual=2, options={"host": ["tables.words"]})
     used = devices.virtual(2)
-    placed = STRATEGIES["hybrid"](config).place(model, used, Timer(used))
+    placed = STRATEGIES["hybrid"](config.options).place(model, used, Timer(used))
     assert model.again is model.layers[0]
     calls = [
         row
@@ -331,7 +333,7 @@ def test_submodules_may_be_called_with_keyword_arguments(strategy: str, options:
     expected = model(ids)
     config = RunConfig(strategy, virtual=virtual, options=options)
     used = devices.virtual(virtual)
-    placed = STRATEGIES[strategy](config).place(model, used, Timer(used))
+    placed = STRATEGIES[strategy](config.options).place(model, used, Timer(used))
     torch.testing.assert_close(placed.module(ids), expected)
 
 

@@ -126,7 +126,7 @@ def test_a_small_gradient_behind_float32_is_judged_by_its_own_rounding(share: fl
         return on_host(model)
 
     prepared = prepare(RunConfig("single", model="odd_models:Gated", devices="cpu"))
-    found = verify(replace(prepared, strategy=Planted(lay_out)))
+    found = verify(replace(prepared, strategy=Planted(place_wrong=lay_out)))
     assert found.passed is (share == 1), found.cause
     if share < 1:
         assert "of parameter 'router.weight' (by 8.0e-01)" in found.cause

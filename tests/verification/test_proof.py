@@ -41,7 +41,7 @@ def check(prepared: Prepared, strategy: Strategy | None = None) -> Result:
 
 
 def laid_out(strategy: str, **options: Any) -> Callable[[nn.Module], Placed]:
-    made = STRATEGIES[strategy](RunConfig.from_dict({"strategy": strategy, "virtual": 3} | options))
+    made = STRATEGIES[strategy](RunConfig.from_dict({"strategy": strategy, "virtual": 3} | options).options)
     used = tuple(torch.device("cpu", index) for index in range(3))
     return lambda model: made.place(model, used, Timer())
 
@@ -56,7 +56,7 @@ def proven(model: nn.Module, lay_out: Callable[[nn.Module], Placed] | None = Non
 def where_it_computes(prepared: Prepared) -> set[str]:
     """The devices on which the layout of a run computes."""
     config = prepared.config
-    made, model = STRATEGIES[config.strategy](config), copy.deepcopy(prepared.model)
+    made, model = STRATEGIES[config.strategy](config.options), copy.deepcopy(prepared.model)
     placed = made.place(model, prepared.selection.used, Timer(prepared.selection.used))
     return {str(row["device"]) for row in observe(placed, [next(prepared.batches(0))], prepared.data.loss)}
 
@@ -156,7 +156,9 @@ def test_a_norm_that_is_wrong_is_found_whether_the_run_clips_by_it_or_not(
     def verified(factor: float) -> Result:
         options = {"clip_norm": limit, "accumulate": accumulate, "lr": 0.1}
         prepared = prepare(RunConfig.from_dict({"strategy": "single", **options}))
-        return check(prepared, Planted(lambda model: replace(on_host(model), shards=OtherNorm(factor))))
+        return check(
+            prepared, Planted(place_wrong=lambda model: replace(on_host(model), shards=OtherNorm(factor)))
+        )
 
     assert verified(1.0).passed
     for factor in (0.4, 3.0):
@@ -314,7 +316,7 @@ def test_hooks_on_parameters_are_part_of_what_is_verified(strategy: str) -> None
 def test_a_layout_that_makes_new_parameters_refuses_hooks_by_name() -> None:
     config = RunConfig("fsdp", options={"block": ("fc",)})
     with pytest.raises(ConfigError, match=r"fsdp .* lose the hooks of fc.weight, fc.bias"):
-        STRATEGIES["fsdp"](config).prepare(Masked(), ())
+        STRATEGIES["fsdp"](config.options).prepare(Masked(), ())
 
 
 def test_a_copy_casts_floats_keeps_ties_and_shares_nothing() -> None:
@@ -346,7 +348,7 @@ def test_the_record_has_the_step_and_the_tensor_of_the_largest_error() -> None:
     errors = [error for key, error in found.items() if key.endswith("_error") and error is not None]
     assert len(errors) == 5, "the model has no buffers, and SGD keeps nothing"
     assert found["worst"]["error"] == max(errors)
-    failed = row(check(prepared, Planted(wrapped("", lambda module, inputs: 2 * module(inputs)))))
+    failed = row(check(prepared, Planted(place_wrong=wrapped("", lambda module, inputs: 2 * module(inputs)))))
     assert (failed["checked"], failed["passed"], failed["steps"]) == (True, False, 1)
     assert (failed["worst"]["kind"], failed["worst"]["step"]) == ("outputs", 1)
 

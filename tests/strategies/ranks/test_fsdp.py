@@ -129,7 +129,7 @@ def test_a_list_of_modules_is_sharded_module_by_module() -> None:
             super().__init__()
             self.layers = nn.ModuleList([nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)])
 
-    strategy = Fsdp(RunConfig("fsdp"))
+    strategy = Fsdp(RunConfig("fsdp").options)
     assert strategy.blocks(Listed()) == ["layers.0", "layers.2"]
     assert strategy.blocks(nn.Linear(4, 4)) == []
 

@@ -22,7 +22,7 @@ MODEL = f"{planted.__file__}:Net"
 
 def verified(place: Callable[[nn.Module], Placed], **config: Any) -> Result:
     prepared = prepare(RunConfig("single", devices="cpu", model=MODEL, **config))
-    return verify(replace(prepared, strategy=Planted(place)))
+    return verify(replace(prepared, strategy=Planted(place_wrong=place)))
 
 
 OUTPUT = "the first output in forward order that differs is of "
@@ -137,7 +137,7 @@ def test_a_failure_costs_at_most_twice_a_verification(name: str, monkeypatch: py
     monkeypatch.setattr(net, "forward", counted)
     assert verify(prepared).passed
     of_right, rows[0] = rows[0], 0
-    verify(replace(prepared, strategy=Planted(PLANTED[name][0])))
+    verify(replace(prepared, strategy=Planted(place_wrong=PLANTED[name][0])))
     assert 0 < rows[0] <= 2 * of_right
 
 
