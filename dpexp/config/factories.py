@@ -95,7 +95,7 @@ class Factory:
             with as_config_error(self.target):
                 parameters = inspect.signature(loaded).parameters
                 values = {key: value for key, value in (context or {}).items() if key in parameters} | options
-                _check_call(list(parameters.values()), values, self.target)
+                _check_call(list(parameters.values()), values, self.name or self.target)
                 return loaded(**values)
         except ConfigError as error:
             raise ConfigError(f"{self.where}: {error}") from error

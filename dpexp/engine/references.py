@@ -8,6 +8,7 @@ Inventory: the submodules of a model, with the names that --block, --host and --
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -16,6 +17,7 @@ from dpexp import live
 from dpexp.config.factories import Factory
 from dpexp.config.options import flag_name, spec_options
 from dpexp.config.run_config import RunConfig
+from dpexp.config.spec import Spec
 from dpexp.data.registry import LOSSES, METRICS, SOURCES, VALIDATION_SOURCES
 from dpexp.models.registry import MODELS
 from dpexp.record.record import Row
@@ -96,12 +98,15 @@ def references(config: RunConfig, found: Mapping[str, Factory] | None = None) ->
 
 
 def registry() -> list[Row]:
-    """A row for each registered model: name, help, and its options with type, default and help."""
+    """A row for each registered model: name, help, and its options with default and help."""
     rows = []
     for name, entry in MODELS.items():
+        made = MODELS.find(Spec(name)).load()
+        decided = {option: f"From the data: {of.replace('_', ' ')}." for option, of in made.from_data}
         options = [
-            {"option": each.name, "type": each.type.__name__, "default": each.default, "help": each.help}
-            for each in entry.options
+            {"option": option, "default": parameter.default, "help": decided.get(option, "")}
+            for key, parameter in inspect.signature(made).parameters.items()
+            for option in [key.rstrip("_")]
         ]
         rows.append({"model": name, "help": entry.help, "options": options})
     return rows

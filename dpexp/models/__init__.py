@@ -4,6 +4,7 @@ A model is called with its inputs as positional arguments, the batch in dimensio
 class needs nothing else. These attributes are optional:
 
     input_kind                    the kind of its inputs (see ``Features``), to which a data source adapts
+    from_data                     pairs (option, property of ``Features``) that the data decides
     example(samples, generator)   ``(inputs, targets)`` for ``--data random``; inputs: a tensor or a tuple
     loss(outputs, targets)        a scalar, the mean over the rows of nothing but the two; without it,
                                   what the forward returns as ``loss``, else mean squared error for
@@ -12,6 +13,5 @@ class needs nothing else. These attributes are optional:
     accuracy(outputs, targets)    a float; without it, the fraction of integer targets with the largest output
     metrics(outputs, targets)     ``{name: number}`` of all rows that are evaluated
 
-There is a file for each kind of input. The engine imports ``registry``, which imports ``config`` alone, and
-torch only in ``build``. Start reading in ``linear``.
+There is a file for each kind of input. Start reading in ``linear``.
 """

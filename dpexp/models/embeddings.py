@@ -10,22 +10,20 @@ from dpexp.config.errors import plural
 class EmbeddingLinear(nn.Module):
     """Ids ``(batch,)`` or ``(batch, length)`` -> logits ``(batch, out)`` or ``(batch, length, out)``.
 
-    ``embedding`` holds the table (rows, dim), ``linear`` maps each looked-up row to the logits.
-
     Source: "Multi-GPU examples", PyTorch tutorials, "Part of the model on CPU and part on the GPU"
     (1000 x 10, then 10 -> 10 there).
     """
 
     input_kind = "ids"
+    from_data = (("rows", "vocabulary"), ("out", "outputs"))
 
-    def __init__(self, rows: int, dim: int, out: int) -> None:
+    def __init__(self, rows: int = 1000, dim: int = 10, out: int = 10) -> None:
         super().__init__()
         self.embedding = nn.Embedding(rows, dim)
         self.linear = nn.Linear(dim, out)
 
     def forward(self, ids: Tensor) -> Tensor:
-        logits: Tensor = self.linear(self.embedding(ids))
-        return logits
+        return self.linear(self.embedding(ids))
 
     def example(self, samples: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Uniform ids ``(samples,)`` and uniform classes."""
@@ -43,18 +41,20 @@ class DLRM(nn.Module):
         ids   -> embedding -+
 
     ``embedding`` holds all tables, which are nearly all bytes: it stays on the host in a hybrid layout.
-    ``fused`` tables are one parameter; the others can be laid out table by table.
 
     Source: Naumov et al., "Deep learning recommendation model for personalization and
     recommendation systems", 2019.
     """
 
     input_kind = "clicks"
+    from_data = (("dense", "width"), ("tables", "tables"), ("rows", "vocabulary"))
 
-    def __init__(self, dense: int, tables: int, rows: int, dim: int, hidden: int, fused: bool) -> None:
+    def __init__(
+        self, dense: int = 13, tables: int = 8, rows: int = 1000, dim: int = 16, hidden: int = 64
+    ) -> None:
         super().__init__()
         self.dense, self.tables, self.rows = dense, tables, rows
-        self.embedding = FusedTables(tables, rows, dim) if fused else Tables(tables, rows, dim)
+        self.embedding = FusedTables(tables, rows, dim)
         self.bottom = nn.Sequential(nn.Linear(dense, hidden), nn.ReLU(), nn.Linear(hidden, dim), nn.ReLU())
         pairs = (tables + 1) * tables // 2
         self.top = nn.Sequential(nn.Linear(dim + pairs, hidden), nn.ReLU(), nn.Linear(hidden, 1))
@@ -65,8 +65,7 @@ class DLRM(nn.Module):
         products = vectors @ vectors.transpose(1, 2)
         count = vectors.shape[1]
         row, column = torch.tril_indices(count, count, offset=-1, device=products.device)
-        logits: Tensor = self.top(torch.cat([low, products[:, row, column]], dim=1))
-        return logits.squeeze(1)
+        return self.top(torch.cat([low, products[:, row, column]], dim=1)).squeeze(1)
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Binary cross entropy of logits ``(batch,)`` with clicks ``(batch,)``, 0 or 1."""
@@ -83,26 +82,11 @@ class DLRM(nn.Module):
         return (dense, ids), torch.randint(2, (samples,), generator=generator).float()
 
 
-class Tables(nn.Module):
-    """Ids ``(batch, tables)`` -> vectors ``(batch, tables, dim)``: column i is looked up in table i."""
-
-    def __init__(self, tables: int, rows: int, dim: int) -> None:
-        super().__init__()
-        self.tables = nn.ModuleList(nn.Embedding(rows, dim) for _ in range(tables))
-        for table in self.tables:
-            nn.init.normal_(table.weight, std=dim**-0.5)  # type: ignore[arg-type]
-
-    def forward(self, ids: Tensor) -> Tensor:
-        return torch.stack(
-            [table(column) for table, column in zip(self.tables, ids.unbind(1), strict=True)], 1
-        )
-
-
 class FusedTables(nn.Module):
-    """The same with all tables in one, of which table i begins at row ``i * rows``.
+    """Ids ``(batch, tables)`` -> vectors ``(batch, tables, dim)``: column i is looked up in table i.
 
-    One lookup, one gradient and one update take the place of one for each table, whose overhead is more than
-    the rows of a small batch cost.
+    All tables are one parameter, in which table i begins at row ``i * rows``. One lookup, one gradient and
+    one update take the place of one for each table, whose overhead is more than the rows of a batch cost.
 
     Source: the table-batched embeddings of FBGEMM (Khudia et al., "FBGEMM: enabling high-performance
     low-precision deep learning inference", 2021), as TorchRec uses them for training.
@@ -118,10 +102,9 @@ class FusedTables(nn.Module):
         first_rows = torch.arange(0, self.tables * self.rows, self.rows, device=ids.device)
         is_known = (ids >= 0) & (ids < self.rows)  # else it would be a row of another table
         try:
-            vectors: Tensor = self.table(torch.where(is_known, ids + first_rows, -1))
+            return self.table(torch.where(is_known, ids + first_rows, -1))
         except IndexError as error:
             wrong = ids[~is_known][0].item()
             raise IndexError(
                 f"id {wrong} is beyond tables of {plural(self.rows, 'row')} (ids 0 to {self.rows - 1})"
             ) from error
-        return vectors

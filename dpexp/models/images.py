@@ -7,8 +7,24 @@ from torch.nn import functional
 PRESENT, ABSENT, DOWN_WEIGHT = 0.9, 0.1, 0.5  # m+, m- and lambda of the paper's equation 4
 
 
-class CNN(nn.Module):
-    """Images ``(batch, channels, size, size)`` -> logits ``(batch, out)``.
+class ImageModel(nn.Module):
+    """Takes images ``(batch, channels, size, size)``, and returns a number for each of ``out`` classes."""
+
+    input_kind = "image"
+    from_data = (("channels", "channels"), ("size", "size"), ("out", "outputs"))
+
+    def __init__(self, channels: int, size: int, out: int) -> None:
+        super().__init__()
+        self.channels, self.size, self.out = channels, size, out
+
+    def example(self, samples: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Standard normal images and uniform classes."""
+        images = torch.randn((samples, self.channels, self.size, self.size), generator=generator)
+        return images, torch.randint(self.out, (samples,), generator=generator)
+
+
+class CNN(ImageModel):
+    """Images -> logits ``(batch, out)``.
 
     ::
 
@@ -19,11 +35,8 @@ class CNN(nn.Module):
     dropout, so that every layout computes the same in training too.
     """
 
-    input_kind = "image"
-
-    def __init__(self, channels: int, size: int, width: int, out: int) -> None:
-        super().__init__()
-        self.size = size
+    def __init__(self, channels: int = 1, size: int = 8, width: int = 16, out: int = 10) -> None:
+        super().__init__(channels, size, out)
         self.conv1 = nn.Conv2d(channels, width, kernel_size=3, padding=1)
         self.conv2 = nn.Conv2d(width, 2 * width, kernel_size=3, padding=1)
         self.pool = nn.MaxPool2d(2)
@@ -32,18 +45,11 @@ class CNN(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         features = self.pool(torch.relu(self.conv1(images)))
         features = self.pool(torch.relu(self.conv2(features)))
-        logits: Tensor = self.fc(features.flatten(1))
-        return logits
-
-    def example(self, samples: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Standard normal images and uniform classes."""
-        shape = (samples, self.conv1.in_channels, self.size, self.size)
-        images = torch.randn(shape, generator=generator)
-        return images, torch.randint(self.fc.out_features, (samples,), generator=generator)
+        return self.fc(features.flatten(1))
 
 
-class CapsNet(nn.Module):
-    """Images ``(batch, channels, size, size)`` -> lengths of the class capsules ``(batch, out)``, 0 to 1.
+class CapsNet(ImageModel):
+    """Images -> lengths of the class capsules ``(batch, out)``, 0 to 1.
 
     ::
 
@@ -55,19 +61,23 @@ class CapsNet(nn.Module):
     images, and without the reconstruction network.
     """
 
-    input_kind = "image"
-
-    def __init__(self, channels: int, size: int, width: int, capsules: int, routing: int, out: int) -> None:
-        super().__init__()
-        self.size = size
+    def __init__(
+        self,
+        channels: int = 1,
+        size: int = 8,
+        width: int = 32,
+        capsules: int = 8,
+        routing: int = 3,
+        out: int = 10,
+    ) -> None:
+        super().__init__(channels, size, out)
         self.conv = nn.Conv2d(channels, width, kernel_size=3, padding=1)
         self.primary = PrimaryCapsules(width, capsules, dim=8)
         self.classes = ClassCapsules(capsules * ((size + 1) // 2) ** 2, 8, out, dim=16, routing=routing)
 
     def forward(self, images: Tensor) -> Tensor:
         features = torch.relu(self.conv(images))
-        capsules: Tensor = self.classes(self.primary(features))
-        return _norm(capsules).squeeze(-1)
+        return _norm(self.classes(self.primary(features))).squeeze(-1)
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """The margin loss of lengths ``(batch, out)`` and classes ``(batch,)``: the mean over rows."""
@@ -75,12 +85,6 @@ class CapsNet(nn.Module):
         missed = torch.relu(PRESENT - outputs) ** 2
         imagined = torch.relu(outputs - ABSENT) ** 2
         return (present * missed + DOWN_WEIGHT * (1 - present) * imagined).sum(dim=1).mean()
-
-    def example(self, samples: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Standard normal images and uniform classes."""
-        shape = (samples, self.conv.in_channels, self.size, self.size)
-        images = torch.randn(shape, generator=generator)
-        return images, torch.randint(self.classes.weight.shape[1], (samples,), generator=generator)
 
 
 class PrimaryCapsules(nn.Module):

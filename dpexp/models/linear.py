@@ -13,17 +13,17 @@ class Linear(nn.Module):
     """
 
     input_kind = "vector"
+    from_data = (("in", "width"), ("out", "outputs"))
 
-    def __init__(self, in_: int, out: int) -> None:
+    def __init__(self, in_: int = 5, out: int = 2) -> None:
         super().__init__()
         self.fc = nn.Linear(in_, out)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        outputs: Tensor = self.fc(inputs)
-        return outputs
+        return self.fc(inputs)
 
     def example(self, samples: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Standard normal vectors and targets: a regression of noise on noise."""
+        """A regression of noise on noise."""
         inputs = torch.randn(samples, self.fc.in_features, generator=generator)
         return inputs, torch.randn(samples, self.fc.out_features, generator=generator)
 
@@ -36,19 +36,19 @@ class Blocks(nn.Module):
     """
 
     input_kind = "vector"
+    from_data = (("in", "width"), ("out", "outputs"))
 
-    def __init__(self, in_: int, hidden: int, out: int) -> None:
+    def __init__(self, in_: int = 10, hidden: int = 20, out: int = 20) -> None:
         super().__init__()
         self.block1 = nn.Linear(in_, hidden)
         self.block2 = nn.Linear(hidden, hidden)
         self.block3 = nn.Linear(hidden, out)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        outputs: Tensor = self.block3(self.block2(self.block1(inputs)))
-        return outputs
+        return self.block3(self.block2(self.block1(inputs)))
 
     def example(self, samples: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Standard normal vectors and targets: a regression of noise on noise."""
+        """A regression of noise on noise."""
         inputs = torch.randn(samples, self.block1.in_features, generator=generator)
         return inputs, torch.randn(samples, self.block3.out_features, generator=generator)
 
@@ -56,15 +56,14 @@ class Blocks(nn.Module):
 class MLP(nn.Module):
     """Vectors ``(batch, in)`` -> logits ``(batch, out)``: ``depth`` hidden layers with ReLU, then ``head``.
 
-    ``layers`` is a sequence, so that a part of it has a name: ``layers.0`` is the first linear layer.
-
     Source: Rumelhart, Hinton, Williams, "Learning representations by back-propagating errors", 1986,
     with ReLU for the sigmoid.
     """
 
     input_kind = "vector"
+    from_data = (("in", "width"), ("out", "outputs"))
 
-    def __init__(self, in_: int, hidden: int, depth: int, out: int) -> None:
+    def __init__(self, in_: int = 16, hidden: int = 64, depth: int = 2, out: int = 10) -> None:
         super().__init__()
         self.width = in_
         layers: list[nn.Module] = []
@@ -74,8 +73,7 @@ class MLP(nn.Module):
         self.head = nn.Linear(hidden, out)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        logits: Tensor = self.head(self.layers(inputs))
-        return logits
+        return self.head(self.layers(inputs))
 
     def example(self, samples: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Standard normal vectors and uniform classes."""

@@ -21,6 +21,10 @@ class SequenceModel(nn.Module):
     """
 
     head: nn.Linear
+    from_data = (
+        *(("in", "step_width"), ("out", "outputs")),
+        *((name, name) for name in ("vocabulary", "length", "stepwise")),
+    )
 
     def __init__(self, width: int, vocabulary: int, length: int, stepwise: bool) -> None:
         super().__init__()
@@ -56,7 +60,15 @@ class RNN(SequenceModel):
     Source: Hochreiter, Schmidhuber, "Long short-term memory", 1997.
     """
 
-    def __init__(self, in_: int, hidden: int, vocabulary: int, length: int, out: int, stepwise: bool) -> None:
+    def __init__(
+        self,
+        in_: int = 8,
+        hidden: int = 32,
+        vocabulary: int = 0,
+        length: int = 12,
+        out: int = 4,
+        stepwise: bool = True,
+    ) -> None:
         super().__init__(in_, vocabulary, length, stepwise)
         if vocabulary:
             self.embedding = nn.Embedding(vocabulary, in_)
@@ -69,8 +81,7 @@ class RNN(SequenceModel):
         states = self.lstm(sequences, lengths)
         if not self.stepwise:
             states = last_step(states, lengths)
-        logits: Tensor = self.head(states)
-        return logits
+        return self.head(states)
 
 
 class PackedLSTM(nn.Module):
@@ -87,8 +98,7 @@ class PackedLSTM(nn.Module):
     def forward(self, sequences: Tensor, lengths: Tensor | None) -> Tensor:
         self.cells.flatten_parameters()  # cuDNN wants one tensor; replicas have many
         if lengths is None or type(lengths) is not Tensor:  # fake tensors have no values to pack by
-            states: Tensor = self.cells(sequences)[0]
-            return states
+            return self.cells(sequences)[0]
         packed = pack_padded_sequence(sequences, lengths.cpu(), batch_first=True, enforce_sorted=False)
         packed, _ = self.cells(packed)
         states, _ = pad_packed_sequence(packed, batch_first=True, total_length=sequences.shape[1])
@@ -114,14 +124,14 @@ class Transformer(SequenceModel):
 
     def __init__(
         self,
-        in_: int,
-        vocabulary: int,
-        length: int,
-        dim: int,
-        heads: int,
-        depth: int,
-        out: int,
-        stepwise: bool,
+        in_: int = 8,
+        dim: int = 32,
+        heads: int = 4,
+        depth: int = 2,
+        vocabulary: int = 0,
+        length: int = 12,
+        out: int = 4,
+        stepwise: bool = True,
     ) -> None:
         super().__init__(in_, vocabulary, length, stepwise)
         if dim % heads:
@@ -137,8 +147,7 @@ class Transformer(SequenceModel):
                 f"sequences of {plural(steps, 'step')}, but positions for {self.length}: length={steps}"
             )
         states = self.encoder(self.embedding(sequences), lengths)
-        logits: Tensor = self.head(states if self.stepwise else masked_mean(states, lengths))
-        return logits
+        return self.head(states if self.stepwise else masked_mean(states, lengths))
 
 
 class Encoder(nn.Module):
@@ -168,8 +177,7 @@ class Encoder(nn.Module):
         states = states + self.position[:length]
         for layer in self.layers:
             states = layer(states, src_mask=mask, src_key_padding_mask=padding, is_causal=self.causal)
-        encoded: Tensor = self.norm(states)
-        return encoded
+        return self.norm(states)
 
 
 def step_mask(lengths: Tensor, length: int) -> Tensor:
