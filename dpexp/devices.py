@@ -21,6 +21,7 @@ from torch import nn
 from torch.nn.utils.rnn import PackedSequence
 
 from dpexp import tensors
+from dpexp.config.errors import ConfigError
 from dpexp.config.run_config import MAX_VIRTUAL
 
 HOST = torch.device("cpu")
@@ -47,9 +48,9 @@ def accelerators() -> list[torch.device]:
 
 
 def virtual(count: int) -> list[torch.device]:
-    """``cpu:0 … cpu:count-1``: devices emulated on the CPU. Raises ValueError above ``MAX_VIRTUAL``."""
+    """``cpu:0 … cpu:count-1``: devices emulated on the CPU. Raises ConfigError above ``MAX_VIRTUAL``."""
     if count > MAX_VIRTUAL:
-        raise ValueError(f"{count} virtual devices: there are at most {MAX_VIRTUAL}")
+        raise ConfigError(f"{count} devices or ranks on the CPU: there are at most {MAX_VIRTUAL}")
     return [torch.device("cpu", index) for index in range(count)]
 
 

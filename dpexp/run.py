@@ -259,13 +259,13 @@ def _launch_ranks(config: RunConfig, options: LaunchOptions, quiet: bool, on_rec
     """Start the ranks with torchrun's launcher; the Record is that of the first rank."""
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # read when torch is imported
     with startup_errors(JournalError), importing_torch(quiet):
-        from dpexp.distributed.devices import processes
+        from dpexp.distributed.devices import DeviceRequest
         from dpexp.engine.prepare import prepare
 
         prepare(config)
         check_writable(home() / "runs")
-    count, restarts = processes(config), options.max_restarts
-    results, fault = launch(config.to_dict(), count, restarts, RANK_PROGRAM, quiet=quiet)
+    count = DeviceRequest(config.devices, config.virtual, config.options).ranks_per_host()
+    results, fault = launch(config.to_dict(), count, options.max_restarts, RANK_PROGRAM, quiet=quiet)
     for result in results:
         if result.status == "refused":
             raise ConfigError(result.message)

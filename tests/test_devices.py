@@ -14,7 +14,7 @@ from torch import nn
 from dpexp import devices
 from dpexp.config.errors import ConfigError
 from dpexp.config.run_config import RunConfig
-from dpexp.distributed.devices import assign_device, select_devices
+from dpexp.distributed.devices import DeviceRequest, DeviceSelection
 from dpexp.distributed.world import World
 
 Pair = namedtuple("Pair", "left right")
@@ -30,7 +30,7 @@ def test_virtual_devices_have_labels() -> None:
     assert [devices.label(device) for device in devices.virtual(3)] == ["cpu:0", "cpu:1", "cpu:2"]
     assert devices.label(devices.HOST) == "cpu"
     assert devices.label(devices.virtual(128)[-1]) == "cpu:127"
-    with pytest.raises(ValueError, match="129 virtual devices"):
+    with pytest.raises(ConfigError, match="129 devices or ranks on the CPU: there are at most 128"):
         devices.virtual(129)
     assert devices.is_virtual(torch.device("cpu", 0))
     assert not devices.is_virtual(devices.HOST)
@@ -39,16 +39,20 @@ def test_virtual_devices_have_labels() -> None:
     assert devices.physical(torch.device("cuda", 1)) == torch.device("cuda", 1)
 
 
+def request(
+    strategy: str, devices: str = "auto", virtual: int | None = None, **planned: bool
+) -> DeviceRequest:
+    return DeviceRequest(devices, virtual, RunConfig(strategy).options, **planned)
+
+
 def test_virtual_selects_emulated_devices() -> None:
-    selection = select_devices(RunConfig("whole", virtual=2))
-    assert selection.requested == ("cpu:0", "cpu:1")
-    assert selection.used == tuple(devices.virtual(2))
+    selection = request("whole", virtual=2).select()
+    assert selection == DeviceSelection(("cpu:0", "cpu:1"), tuple(devices.virtual(2)))
     assert selection.is_virtual
 
 
 def test_cpu_selects_only_the_host() -> None:
-    selection = select_devices(RunConfig("whole", devices="cpu"))
-    assert (selection.requested, selection.used) == (("cpu",), ())
+    assert request("whole", "cpu").select() == DeviceSelection(("cpu",), ())
 
 
 @pytest.mark.parametrize(
@@ -59,12 +63,11 @@ def test_auto_without_an_accelerator_emulates_some(
     strategy: str, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda **_: None)
-    selection = select_devices(RunConfig(strategy))
-    assert (selection.requested, selection.used) == (("auto",), tuple(devices.virtual(count)))
-    assert select_devices(RunConfig(strategy, devices="cpu")).used == ()
+    selection = request(strategy).select()
+    assert selection == DeviceSelection(("auto",), tuple(devices.virtual(count)))
     ranks = World(3, 4, 3, 4, "localhost", 0)
     if strategy == "hybrid":  # a device for each rank, not one for all of them
-        assert assign_device(RunConfig(strategy), ranks).used == (torch.device("cpu", 3),)
+        assert request(strategy).of_rank(ranks).used == (torch.device("cpu", 3),)
 
 
 @pytest.mark.parametrize(
@@ -80,16 +83,16 @@ def test_auto_without_an_accelerator_emulates_some(
 )
 def test_missing_devices_are_refused_and_present_ones_listed(requested: str, words: list[str]) -> None:
     with pytest.raises(ConfigError) as caught:
-        select_devices(RunConfig("whole", devices=requested))
+        request("whole", requested).select()
     for word in words:
         assert word in str(caught.value)
 
 
 @pytest.mark.parametrize("index", [64, 128, 256, 999])
-def test_a_number_that_pytorch_would_wrap_is_no_plan(index: int) -> None:
-    with pytest.raises(ConfigError, match=f"'cuda:{index}': the number of a device is at most 63"):
-        select_devices(RunConfig("whole", devices=f"cuda:0,cuda:{index}"), planned=True)
-    planned = select_devices(RunConfig("whole", devices="cuda:0,cuda:63"), planned=True)
+def test_a_number_that_pytorch_would_wrap_is_not_planned(index: int) -> None:
+    with pytest.raises(ConfigError, match=f"'cuda:{index}': .* on up to 64 accelerators without them"):
+        request("whole", f"cuda:0,cuda:{index}", planned=True).select()
+    planned = request("whole", "cuda:0,cuda:63", planned=True).select()
     assert planned.used == (torch.device("cuda", 0), torch.device("cuda", 63))
 
 
@@ -98,32 +101,15 @@ def test_only_place_and_custom_plan_devices_of_several_kinds() -> None:
         with pytest.raises(
             ConfigError, match=f"{strategy} needs devices of one kind, these are cuda and mps"
         ):
-            select_devices(RunConfig(strategy, devices="cuda:0,mps"), planned=True)
-    planned = select_devices(RunConfig("place", devices="cuda:0,mps"), planned=True)
+            request(strategy, "cuda:0,mps", planned=True).select()
+    planned = request("place", "cuda:0,mps", planned=True).select()
     assert planned.used == (torch.device("cuda", 0), torch.device("mps", 0))
-
-
-@pytest.mark.parametrize(
-    ("strategy", "named", "comm", "message"),
-    [
-        ("ddp", "cuda:0,cuda:0", "auto", "NCCL takes one rank per device; name each device once, or use --c"),
-        ("fsdp", "cuda:0,cuda:0", "nccl", "NCCL takes one rank per device; name each device once$"),
-        ("fsdp", "cuda:0,cuda:1", "gloo", "--comm gloo: with tensors on accelerators fsdp crashes"),
-    ],
-)
-def test_ranks_on_accelerators_that_their_backend_cannot_serve_are_refused(
-    strategy: str, named: str, comm: str, message: str
-) -> None:
-    config = RunConfig(strategy, devices=named, options={"comm": comm})
-    with pytest.raises(ConfigError, match=message):
-        assign_device(config, None, planned=True)
-    assign_device(RunConfig("ddp", devices=named, options={"comm": "gloo"}), None, planned=True)
 
 
 @pytest.mark.gpu
 def test_a_device_may_be_given_twice() -> None:
     first = devices.accelerators()[0]
-    selection = select_devices(RunConfig("whole", devices=",".join([str(first)] * 2)))
+    selection = request("whole", ",".join([str(first)] * 2)).select()
     assert selection.used == (first, first)
 
 

@@ -89,12 +89,8 @@ class StrategyOptions:
 
 @dataclass(frozen=True)
 class RankOptions(StrategyOptions):
-    """Options of a strategy whose run may be one of several processes, the ranks.
+    """Options of a strategy whose run may be one of several processes, the ranks."""
 
-    ``has_dtensors``: whether parameters are DTensors, which gloo cannot gather from accelerators.
-    """
-
-    has_dtensors: ClassVar[bool] = False
     comm: str = option(
         "auto",
         "Communication backend of the ranks; auto is nccl on CUDA and gloo on the CPU.",
@@ -304,8 +300,6 @@ class FsdpOptions(LaunchOptions):
         examples=("--devices 2", "--devices 2 --model transformer --block encoder"),
         order=80,
     )
-
-    has_dtensors = True
 
     block: tuple[str, ...] = option(
         ("*",), "Submodule to shard as a unit; repeat for several. * means every direct child."

@@ -29,7 +29,7 @@ from dpexp.config.errors import ConfigError, describe, text_of
 from dpexp.config.run_config import RunConfig
 from dpexp.config.strategy_options import StrategyOptions
 from dpexp.data.batch import Batch
-from dpexp.distributed.devices import processes, rank_devices
+from dpexp.distributed.devices import DeviceRequest
 from dpexp.distributed.world import World
 from dpexp.engine.prepare import Prepared, prepare
 from dpexp.measurement.observe import device_map, observe
@@ -62,10 +62,11 @@ def dry_run(config: RunConfig, *, with_work: bool = False) -> Row:
     first = next(batch for batch in prepared.batches(0) if batch.rows == max(counts))
     batches = [first.sliced(slice(0, rows)) for rows in counts]
     prediction = predict(prepared, batches, with_work=with_work)
-    ranks, notes = _ranks(config), [prediction.note]
+    request = DeviceRequest(config.devices, config.virtual, config.options, planned=True)
+    ranks, notes = _ranks(request), [prediction.note]
     selection, used, name = prepared.selection, prediction.devices, prepared.name
     if ranks > 1:
-        selection = replace(selection, used=tuple(rank_devices(config, ranks)))
+        selection = replace(selection, used=tuple(request.of_ranks(ranks)))
         used, name = {**used, "used": [*map(devices.label, selection.used)]}, prepared.name_on(ranks)
         notes.append(f"device map and shapes are those of one process; {ranks} ranks share its batches")
     if selection.missing:
@@ -86,12 +87,12 @@ def dry_run(config: RunConfig, *, with_work: bool = False) -> Row:
     }
 
 
-def _ranks(config: RunConfig) -> int:
+def _ranks(request: DeviceRequest) -> int:
     """How many ranks would run, on all hosts; 0 for a strategy without a launcher."""
-    if config.options.launch_options is None:
+    if request.options.launch_options is None:
         return 0
     world = World.of()
-    return world.size if world is not None else processes(config, planned=True)
+    return world.size if world is not None else request.ranks_per_host()
 
 
 def _rank_labels(options: StrategyOptions, ranks: int) -> list[str]:

@@ -20,7 +20,7 @@ from dpexp.data.batch import Batch
 from dpexp.data.dataset import Dataset
 from dpexp.data.halves import no_mean_over_rows
 from dpexp.data.rng import generator, kept_globals, seed_globals
-from dpexp.distributed.devices import DeviceSelection, assign_device
+from dpexp.distributed.devices import DeviceRequest, DeviceSelection
 from dpexp.distributed.group import ProcessGroup
 from dpexp.distributed.world import World
 from dpexp.engine.model_check import (
@@ -165,7 +165,7 @@ def prepare(
     torch.set_num_threads(config.threads or _default_threads())
     torch.backends.cudnn.benchmark = False  # it chooses another kernel from run to run
     torch.backends.cudnn.deterministic = True
-    selection = assign_device(config, World.of(), planned=planned)
+    selection = DeviceRequest(config.devices, config.virtual, config.options, planned).of_rank(World.of())
     found = factories(config)
     optimizer = _optimizer(config, found["optimizer"])
     seed_globals(config.seed)

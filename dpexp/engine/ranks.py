@@ -5,7 +5,7 @@ from dataclasses import replace
 from dpexp import devices
 from dpexp.config.process import home
 from dpexp.config.run_config import RunConfig
-from dpexp.distributed.devices import assign_device
+from dpexp.distributed.devices import DeviceRequest
 from dpexp.distributed.group import ProcessGroup, init_process_group
 from dpexp.distributed.signals import Terminated
 from dpexp.distributed.world import World
@@ -43,7 +43,7 @@ def prepare_ranks(config: RunConfig, world: World | None, run_id: str) -> Prepar
 
 def _group_of(config: RunConfig, world: World | None) -> ProcessGroup:
     """The process group of the ranks of the world. Raises ConfigError, LostContact."""
-    used = assign_device(config, world).used
+    used = DeviceRequest(config.devices, config.virtual, config.options).of_rank(world).used
     options = config.options.rank_options
     return init_process_group(world, options, used[0] if used else devices.HOST)
 
