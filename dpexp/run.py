@@ -192,9 +192,8 @@ def _begin(
     if is_last:
         gc.freeze()  # collecting what torch has imported would take a second at the process's end
     prepared = prepare_ranks(config, world, run_id)
-    needs = prepared.strategy.needs
-    if world is None and (needs.prediction or (prepared.selection.is_virtual and not needs.user_code)):
-        from dpexp.engine.device_check import check_devices
+    if world is None and prepared.may_mix_devices:
+        from dpexp.engine.prediction import check_devices
 
         check_devices(prepared)
     if not prepared.group.is_first:

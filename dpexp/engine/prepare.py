@@ -88,6 +88,16 @@ class Prepared:
         return "passthrough" if self.strategy.needs.devices and not self.selection.used else "real"
 
     @property
+    def may_mix_devices(self) -> bool:
+        """Whether an operation may meet tensors of two devices, which emulated ones would not refuse.
+
+        Models of dpexp in a layout as it is by default do not; a user's device map or model may.
+        """
+        needs, options = self.strategy.needs, self.strategy.options
+        is_known = bool(self.factories["model"].name) and options == type(options)()
+        return needs.prediction or (self.selection.is_virtual and not (is_known or needs.user_code))
+
+    @property
     def optimizer(self) -> OptimizerChoice | None:
         """The optimizer of ``--optimizer``; None for a run that does not train."""
         return None if self.config.eval else _optimizer(self.config, self.factories["optimizer"])

@@ -56,6 +56,7 @@ class Optimizers:
         clip_norm: float | None = None,
         accumulate: int = 1,
     ) -> None:
+        _check_no_closure(members)
         self.members, self.clip_norm = members, clip_norm
         self.accumulate, self.batches = accumulate, 0
         self._shards, self._parameters = placed.shards, named_parameters(placed.module)
@@ -101,6 +102,17 @@ class Optimizers:
                 state = keeper(member).state
                 if parameter in state:
                     yield name, parameter, state[parameter]
+
+
+def _check_no_closure(optimizers: Iterable[torch.optim.Optimizer]) -> None:
+    """Raises ConfigError for an optimizer whose step computes the loss again, by a function that it needs."""
+    for each in optimizers:
+        closure = inspect.signature(each.step).parameters.get("closure")
+        if closure is not None and closure.default is closure.empty:
+            raise ConfigError(
+                f"the optimizer {type(each).__name__} computes the loss several times in each step, by a "
+                "closure; a step here computes it once: use another optimizer"
+            )
 
 
 def keeper(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:

@@ -12,8 +12,8 @@ from torch import distributed, nn
 import dpexp
 from dpexp.config.errors import ConfigError
 from dpexp.config.run_config import RunConfig
-from dpexp.engine.dry_run import predict
 from dpexp.engine.model_check import check_rows_of_ranks
+from dpexp.engine.prediction import predict
 from dpexp.engine.prepare import prepare
 from dpexp.engine.verify import verify
 from dpexp.strategies.placed import Placed

@@ -1,0 +1,220 @@
+"""Prediction: what a layout would do on its devices, from a forward of tensors without data.
+
+FakeTensorMode gives the shapes: it runs operations on tensors without data. It raises the real "Expected all
+tensors to be on the same device" where a layout mixes two, and so ``check_devices`` predicts before a run.
+Virtual devices (``cpu:i``) stand for the accelerators, so a machine without any can check
+``--devices cuda:0,cuda:1``. Importing what FakeTensorMode needs takes 0.8 s.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import re
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeCopyMode,
+    FakeTensorMode,
+)
+
+from dpexp import devices
+from dpexp.config.errors import ConfigError, describe, text_of
+from dpexp.data.batch import Batch
+from dpexp.data.rng import kept_globals
+from dpexp.engine.prepare import Prepared
+from dpexp.measurement.observe import device_map, observe
+from dpexp.record.record import Row
+from dpexp.strategies.modules import Wrapper, joined, parts
+from dpexp.strategies.placed import Placed
+from dpexp.tensors import map_tensors
+from dpexp.timing import Timer
+
+_NEEDS_VALUES = (DataDependentOutputException, DynamicOutputShapeException)
+"""Raised for an operation that needs the values of a tensor: a length to pad to, a branch on a number."""
+
+_TORCH = Path(torch.__file__).parent
+_DPEXP = Path(__file__).resolve().parents[1]
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """``shapes`` and ``device_map`` as ``observe`` returns them, and ``devices`` of a Record.
+
+    ``replicated``: the devices of each wrapper that makes replicas. With a ``note``, real batches ran instead
+    of fake ones, which does not detect layouts that mix devices.
+    """
+
+    shapes: list[Row]
+    device_map: list[Row]
+    devices: Row
+    replicated: list[tuple[str, list[str]]]
+    note: str = ""
+
+    @property
+    def memory(self) -> dict[str, dict[str, int]]:
+        """Bytes of parameters and buffers by device, with those of replicas."""
+        memory: dict[str, dict[str, int]] = {}
+        for row in self.device_map:
+            for device in [row["device"], *row["replicas"]]:
+                sizes = memory.setdefault(device, {"parameters": 0, "buffers": 0})
+                sizes[f"{row['kind']}s"] += row["bytes"]
+        return memory
+
+
+class PlacementError(ConfigError):
+    """A layout that mixes devices: the two devices, and the line of the model."""
+
+
+def check_devices(prepared: Prepared) -> None:
+    """Raises PlacementError where the layout mixes devices in the first batch, as accelerators would."""
+    try:
+        with kept_globals():
+            Emulation(prepared).without_data([next(prepared.batches(0))])
+    except PlacementError:
+        raise
+    except Exception:  # of any kind: the run itself raises it, and records it
+        return
+
+
+def predict(prepared: Prepared, batches: Sequence[Batch]) -> Prediction:
+    """The shapes of all module calls for these batches. Neither they nor the model are changed.
+
+    Raises PlacementError where the layout mixes devices.
+    """
+    emulation = Emulation(prepared)
+    try:
+        return emulation.without_data(batches)
+    except PlacementError:
+        raise
+    except _NEEDS_VALUES:
+        note = "the model looks at values"
+    except Exception as error:
+        # it need not be true of the run: without data, PyTorch's _grouped_mm takes bfloat16 alone
+        note = f"{describe(error)} on tensors without data"
+    model = copy.deepcopy(prepared.model)
+    return emulation.observed(model, batches, f"{note}: real batches ran on virtual devices instead")
+
+
+class Emulation:
+    """The layout of a run on virtual devices that stand for its own."""
+
+    def __init__(self, prepared: Prepared) -> None:
+        self._prepared, used = prepared, prepared.selection.used
+        self._names = {f"cpu:{index}": devices.label(device) for index, device in enumerate(used)}
+        virtual = {name: device for device, name in reversed(self._names.items())}
+        options = prepared.strategy.options.with_devices(virtual)
+        # torch.nn.parallel does not know virtual devices
+        self._strategy = replace(prepared.strategy, backend="portable", compile=False, options=options)
+
+    def without_data(self, batches: Sequence[Batch]) -> Prediction:
+        """The prediction from tensors without data. Raises PlacementError, and what the model raises."""
+        mode = FakeTensorMode()
+        with FakeCopyMode(mode):
+            model = copy.deepcopy(self._prepared.model)
+        fake = [_without_data(batch, mode) for batch in batches]
+        with mode, devices.prediction(), _without_the_log_of_failures():
+            return self.observed(model, fake)
+
+    def observed(self, model: nn.Module, batches: Sequence[Batch], note: str = "") -> Prediction:
+        """The prediction from these batches, by a model that it lays out."""
+        config, loss = self._prepared.config, self._prepared.data.objective.of(model).loss
+        placed = self._strategy.place(model, [*map(torch.device, self._names)], Timer())
+        try:
+            with devices.autocast(placed.output_device, config.autocast):
+                shapes = observe(placed, batches, loss, gradients=not config.eval)
+        except Exception as error:
+            message = _mixed_devices(error, self._names, placed)
+            if message:
+                raise PlacementError(message) from error
+            raise
+        return _renamed(placed, shapes, self._names, note)
+
+
+@contextmanager
+def _without_the_log_of_failures() -> Iterator[None]:
+    """FakeTensorMode logs the traceback of each operation that fails, before it raises the error."""
+    log = logging.getLogger(FakeTensorMode.__module__)
+    before = log.disabled
+    log.disabled = True
+    try:
+        yield
+    finally:
+        log.disabled = before
+
+
+def _without_data(batch: Batch, mode: FakeTensorMode) -> Batch:
+    inputs, targets = map_tensors(mode.from_tensor, (batch.inputs, batch.targets))
+    return replace(batch, inputs=inputs, targets=targets)
+
+
+def _renamed(placed: Placed, shapes: list[Row], names: dict[str, str], note: str) -> Prediction:
+    """The prediction with the names of the devices that the virtual ones stand for."""
+
+    def name(device: torch.device | str) -> str:
+        return names.get(str(device), str(device))
+
+    def renamed(row: Row) -> Row:
+        moved: Row = {
+            key: {name(device): count for device, count in row[key].items()}
+            for key in ("moved", "moved_back")  # by a transfer
+            if key in row
+        }
+        return {**row, "device": name(row["device"]), **moved}
+
+    wrappers = [(part.name, part.module) for part in parts(placed.module) if isinstance(part.module, Wrapper)]
+    return Prediction(
+        [renamed(row) for row in shapes],
+        [{**renamed(row), "replicas": [*map(name, row["replicas"])]} for row in device_map(placed)],
+        {"used": [*map(name, placed.devices)], "output": name(placed.output_device)},
+        [(part, [*map(name, wrapper.replica_devices)]) for part, wrapper in wrappers],
+        note,
+    )
+
+
+def _mixed_devices(error: Exception, names: dict[str, str], placed: Placed) -> str:
+    """The message for an operation on two devices; empty for any other error."""
+    message = text_of(error)
+    found = list(dict.fromkeys(re.findall(r"\bcpu(?::\d+)?", message)))
+    if "device" not in message or len(found) < 2:
+        return ""
+    first, second = (names.get(device, device) for device in found[:2])
+    where = _where(error)
+    remedy = "put the modules that meet there on one device"
+    if devices.label(devices.HOST) in found[:2]:
+        plain = [name for name in _left_on_host(placed) if f".{name.rpartition('.')[2]}" in where]
+        if plain:
+            make = f"register_buffer('{plain[0].rpartition('.')[2]}', …)"
+            remedy = f"'{plain[0]}' is a plain tensor, which stays on the host: make it a buffer with {make}"
+        elif devices.HOST not in placed.devices:
+            remedy = "a tensor that is made there needs device=, as that of an input (device=x.device)"
+    return f"this layout mixes devices {first} and {second}{where}: {remedy}"
+
+
+def _left_on_host(placed: Placed) -> list[str]:
+    """The plain tensors that modules on other devices keep, by the names of their attributes."""
+    return [
+        joined(part.name, key)
+        for part in parts(placed.module)
+        if devices.placed_on(part.module) != devices.HOST
+        for key, value in vars(part.module).items()
+        if isinstance(value, torch.Tensor) and value.device == devices.HOST
+    ]
+
+
+def _where(error: Exception) -> str:
+    """`` at FILE:LINE (the code)``: the innermost line of the model, which is neither torch's nor dpexp's."""
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        path = Path(frame.filename)
+        is_dpexp = _DPEXP in path.parents and _DPEXP / "models" not in path.parents
+        if _TORCH not in path.parents and not is_dpexp:
+            return f" at {path.name}:{frame.lineno} ({frame.line})"
+    return ""
