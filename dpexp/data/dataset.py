@@ -88,14 +88,6 @@ class Dataset:
             end = min(start + batch_size, self.samples)
             yield torch.arange(start, end) if order is None else order[start:end]
 
-    def loss(self, outputs: Any, targets: Any) -> Tensor:
-        """A scalar: see ``Objective``."""
-        return self.objective.loss(outputs, targets)
-
-    def accuracy(self, outputs: Any, targets: Any) -> float | None:
-        """The fraction of correct targets, from 0 to 1; None where it has no meaning."""
-        return self.objective.accuracy(outputs, targets)
-
     @cached_property
     def digest(self) -> str:
         """SHA-256 over types, shapes and bytes of the samples; computed on first use."""

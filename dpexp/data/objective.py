@@ -1,10 +1,7 @@
-"""Objective: the loss and the accuracy of a model on targets.
+"""Objective: the loss and the accuracy of a model on targets, and what the losses of shards weigh.
 
-These are the model's own where it has them (see ``dpexp.models``), or what its forward returns. Otherwise the
-loss is mean squared error for floating-point targets and cross entropy for integer ones. Steps of class
-``PADDING`` do not count.
-
-The reduction decides how the losses of shards add up to that of the batch, and so do their gradients:
+The loss is what ``--loss`` names, the model's method ``loss``, what its forward returns, or the standard one
+(``losses``). The reduction decides how the losses of shards add up to that of the batch, and so do gradients:
 
     rows      a mean over the rows           weight of a shard: its rows / all rows
     tokens    a mean over tokens             its targets without PADDING / all of them, or ``loss_weight``
@@ -14,35 +11,25 @@ The reduction decides how the losses of shards add up to that of the batch, and 
 from __future__ import annotations
 
 import copy
-import inspect
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from operator import itemgetter
+from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 
 from dpexp import tensors
 from dpexp.config.errors import ConfigError, plural
 from dpexp.config.features import PADDING
 from dpexp.data.batch import Batch
-from dpexp.data.loss_tensors import LossTensors, TensorCopies
-from dpexp.data.outputs import NO_LOSS, logits, loss_inside
+from dpexp.data.losses import class_accuracy, loss_inside, standard_loss
 from dpexp.distributed.group import ProcessGroup
-
-_OF_OUTPUTS = "the loss is the mean of the squared outputs, or what the forward returns; --loss names another"
-
-
-def _takes_one(function: Callable[..., Any]) -> bool:
-    """Whether the function can be called with one argument."""
-    try:
-        inspect.signature(function).bind(None)
-    except (TypeError, ValueError):  # ValueError: a function without a signature
-        return False
-    return True
 
 
 class Objective:
@@ -60,61 +47,107 @@ class Objective:
         reduction: str = "",
     ) -> None:
         called = loss or getattr(model, "loss", None)
-        self._loss = LossTensors(called) if callable(called) else None
+        self._loss = called if callable(called) else None
         self._accuracy = getattr(model, "accuracy", None)
         self._loss_weight = getattr(getattr(loss, "func", loss) or model, "loss_weight", None)
         self.classes = classes
         self.reduction = reduction or ("tokens" if callable(self._loss_weight) else "rows")
-        self._is_inside = self._is_scalar = False
         self.is_method = isinstance(getattr(called, "__self__", None), nn.Module)
+        self.is_inside = self._is_scalar = False
+        self._fits: Any = None
         self._model = weakref.ref(model if model is not None else nn.Module())  # a sharded one must end
+
+    # --- the loss ---
+
+    def loss(self, outputs: Any, targets: Any) -> Tensor:
+        """A scalar. Raises ConfigError where the shapes do not match.
+
+        Where a forward without shards gave a scalar, a vector has the loss of each shard.
+        """
+        if self.is_inside:
+            found: Any = loss_inside(outputs)
+        elif self._loss is None:
+            found = standard_loss(outputs, targets, self.reduction, self.classes)
+        else:
+            self._fit(outputs)
+            found = self._loss(outputs, targets)
+        if self._is_scalar and isinstance(found, Tensor) and found.dim() == 1:
+            found = self.of_shards(found, targets)
+        if isinstance(found, Tensor) and found.dim() == 0:
+            return found
+        kind = f"shape {tuple(found.shape)}" if isinstance(found, Tensor) else f"a {type(found).__name__}"
+        raise ConfigError(
+            f"the loss must be a scalar tensor, the mean over the rows (or as --reduction says); found {kind}"
+        )
+
+    def on_one_device(self, outputs: Any, targets: Any) -> Tensor:
+        """The loss of a forward without shards, which must be a scalar. Raises ConfigError.
+
+        From then on it is known whether the forward returns the loss (``is_inside``): replicas that each do
+        return a vector, and so does a single device that computes chunk by chunk.
+        """
+        inside = loss_inside(outputs)
+        self.is_inside |= self._loss is None and inside is not None and inside.dim() == 0
+        loss = self.loss(outputs, targets)
+        self._is_scalar = True
+        return loss
+
+    def _fit(self, outputs: Any) -> None:
+        """Give the tensors that the loss holds the device and floating-point type of the outputs.
+
+        Under autocast, which casts by itself, they keep their type.
+        """
+        like = next((each for each in tensors.walk(outputs) if each.is_floating_point()), None)
+        if like is None or not isinstance(self._loss, nn.Module | partial):
+            return
+        kind, dtype = like.device.type, like.dtype
+        is_cast = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+        fits = type(like), like.device, None if is_cast else dtype
+
+        def change(tensor: Tensor) -> Tensor:
+            return (tensor if is_cast else tensors.cast(tensor, dtype)).to(like.device)
+
+        if fits != self._fits:
+            self._loss, self._fits = _changed(self._loss, change), fits
+
+    @property
+    def without_targets(self) -> str:
+        """What the loss is where the data has no targets."""
+        squares = "the mean of the squared outputs, or what the forward returns; --loss names another"
+        return (
+            f"the data has no targets: the loss is {squares if self._loss is None else 'that of the outputs'}"
+        )
+
+    def accuracy(self, outputs: Any, targets: Any) -> float | None:
+        """From 0 to 1; None for floating-point targets, unless the model has its own accuracy."""
+        if callable(self._accuracy):
+            return float(self._accuracy(outputs, targets))
+        return class_accuracy(outputs, targets, self.classes)
+
+    # --- what a loss keeps from call to call ---
 
     def of(self, model: nn.Module | None = None, device: torch.device | None = None) -> Objective:
         """That of a copy of the model, or of the same one: what its loss keeps from call to call is copied.
 
         A method of the model becomes that of the copy. A loss that cannot be copied is shared.
         """
-        model = self._model() if model is None else model
-        parts, own = _parts(model), _parts(self._model())
-        memo = {id(part): parts[name] for name, part in own.items() if name in parts}
-        try:
-            with TensorCopies(lambda tensor: tensor.to(device)):
-                made = copy.deepcopy(self, memo)
-        except Exception:  # of any kind: it is the user's loss
-            made = copy.copy(self)
-        if model is not None:
-            made._model = weakref.ref(model)
+        made = copy.copy(self)
+        made._model, made._fits = self._model if model is None else weakref.ref(model), None
+        if not isinstance(self._loss, FunctionType | BuiltinFunctionType | None):
+            parts, own = _parts(made._model()), _parts(self._model())
+            memo = {id(part): parts[name] for name, part in own.items() if name in parts}
+            with (
+                suppress(Exception),
+                _TensorCopies(lambda tensor: tensor.to(device)),
+            ):  # of any kind: the user's
+                made._loss = copy.deepcopy(self._loss, memo)
         return made
 
     def follow(self, other: Objective, device: torch.device) -> None:
-        """Go on from what the loss of another one has kept so far."""
-        self._loss = other.of(self._model(), device)._loss
+        """Continue from what the loss of another one has kept so far."""
+        self._loss, self._fits = other.of(self._model(), device)._loss, None
 
-    def on_one_device(self, outputs: Any, targets: Any) -> Tensor:
-        """The loss of a forward without shards, which must be a scalar. Raises ConfigError.
-
-        From then on it is known whether the forward returns the loss: replicas that each do return a vector,
-        and so does a single device that computes chunk by chunk.
-        """
-        inside = loss_inside(outputs)
-        self._is_inside |= self._loss is None and inside is not None and inside.dim() == 0
-        loss = self.loss(outputs, targets)
-        self._is_scalar = True
-        return loss
-
-    @property
-    def is_inside(self) -> bool:
-        """Whether the forward returns the loss; known after ``on_one_device``."""
-        return self._is_inside
-
-    def loss(self, outputs: Any, targets: Any) -> Tensor:
-        """A scalar. Raises ConfigError where the shapes do not match.
-
-        Without targets (None), a loss may take the outputs alone; the standard one is their mean square.
-        """
-        loss = self._compute(outputs, targets)
-        is_vector = isinstance(loss, Tensor) and loss.dim() == 1
-        return self.of_shards(loss, targets) if is_vector and self._is_scalar else _check_scalar(loss)
+    # --- what shards weigh ---
 
     def of_shards(self, losses: Tensor, targets: Any) -> Tensor:
         """The loss of the batch from those of its shards, as ``Tensor.chunk`` splits it."""
@@ -123,18 +156,22 @@ class Objective:
         starts = range(0, rows, max(1, size))
         if len(starts) != len(losses):
             raise ConfigError(f"the loss has shape {tuple(losses.shape)}, the batch {plural(rows, 'row')}")
-        pieces = [tensors.map_tensors(itemgetter(slice(start, start + size)), targets) for start in starts]
+        pieces = [tensors.map_tensors(itemgetter(slice(at, at + size)), targets) for at in starts]
         like = losses.to(torch.promote_types(losses.dtype, torch.float32))
-        amounts = torch.stack([torch.as_tensor(self._amount(piece)).to(like) for piece in pieces])
+        amounts = torch.stack([torch.as_tensor(self._count(piece)).to(like) for piece in pieces])
         weights = amounts if self.reduction == "sum" else amounts / amounts.sum()
         return torch.where(weights > 0, like, 0) @ weights  # the mean over no token is NaN
+
+    def weights(self, parts: Sequence[Batch]) -> list[float]:
+        """The weights of all parts of a batch."""
+        amounts = [self._amount(part) for part in parts]
+        return amounts if self.reduction == "sum" else [each / sum(amounts) for each in amounts]
 
     def weighted(self, batch: Batch, group: ProcessGroup) -> Batch:
         """A rank's part of a batch with its weight in the loss; every rank must call this."""
         if self.reduction == "rows" or group.dp_size == 1:
             return batch
-        amount = float(self._amount(batch.targets)) if batch.rows else 0.0
-        total = 1.0
+        amount, total = self._amount(batch), 1.0
         if self.reduction == "tokens":
             by_rank = group.all_gather_numbers([amount])
             total = sum(number for (number,) in group.one_of_each_dp_rank(by_rank))
@@ -142,18 +179,16 @@ class Objective:
 
     def tokens(self, batch: Batch) -> float | None:
         """The tokens of this rank's rows; None for a loss that does not count them."""
-        if self.reduction != "tokens" or batch.targets is None:
-            return None
-        return float(self._amount(batch.targets)) if batch.rows else 0.0
+        counts = self.reduction == "tokens" and batch.targets is not None
+        return self._amount(batch) if counts else None
 
-    def weights(self, parts: Sequence[Batch]) -> list[float]:
-        """The weights of all parts of a batch."""
-        if self.reduction == "rows":
-            return [part.rows / sum(each.rows for each in parts) for part in parts]
-        amounts = [float(self._amount(part.targets)) for part in parts]
-        return amounts if self.reduction == "sum" else [each / sum(amounts) for each in amounts]
+    def _amount(self, part: Batch) -> float:
+        """What the loss of a part counts by; nothing of a rank without rows."""
+        if not part.rows or self.reduction == "rows":
+            return float(part.rows)
+        return float(self._count(part.targets))
 
-    def _amount(self, targets: Any) -> Any:
+    def _count(self, targets: Any) -> Any:
         """What the loss of these targets counts by."""
         if self.reduction != "tokens":
             return 1.0 if self.reduction == "sum" else float(len(_first(targets)))
@@ -162,66 +197,36 @@ class Objective:
         first = _first(targets)
         return first.numel() if first.is_floating_point() else (first != PADDING).sum()
 
-    def _compute(self, outputs: Any, targets: Any) -> Any:
-        if self._is_inside:
-            return loss_inside(outputs)
-        if targets is None:
-            return self._loss_of(outputs)
-        if self._loss is None:
-            return self._standard(outputs, targets)
-        return self._loss.beside(outputs)(outputs, targets)
 
-    def _standard(self, outputs: Any, targets: Any) -> Tensor:
-        if not isinstance(targets, Tensor):
-            raise ConfigError(f"the targets are a {type(targets).__name__}, {NO_LOSS}")
-        scores = logits(outputs)
-        if targets.is_floating_point():
-            return functional.mse_loss(_reshape_as(scores, targets), targets, reduction=self._torch_reduction)
-        self._check_classes(scores, targets)
-        scores, classes = scores.reshape(-1, scores.shape[-1]), targets.reshape(-1).long()
-        by_rows = targets.dim() > 1 and self.reduction == "rows"
-        reduction = "none" if by_rows else self._torch_reduction
-        losses = functional.cross_entropy(scores, classes, ignore_index=PADDING, reduction=reduction)
-        return _mean_of_rows(losses.view(targets.shape), targets) if by_rows else losses
+class _TensorCopies(TorchFunctionMode):
+    """Inside, ``deepcopy`` makes changed copies of tensors, without their graphs."""
 
-    @property
-    def _torch_reduction(self) -> str:
-        return "sum" if self.reduction == "sum" else "mean"
+    def __init__(self, change: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self._change = change
 
-    @property
-    def without_targets(self) -> str:
-        """What the loss is where the data has no targets."""
-        own = "the loss is that of the outputs" if self._loss is not None else _OF_OUTPUTS
-        return f"the data has no targets: {own}"
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is not Tensor.__deepcopy__:
+            return func(*args, **(kwargs or {}))
+        tensor, memo = args
+        memo[id(tensor)] = self._change(tensor.detach().clone())
+        return memo[id(tensor)]
 
-    def _loss_of(self, outputs: Any) -> Any:
-        if self._loss is None:
-            squares = logits(outputs).square()
-            return squares.sum() if self.reduction == "sum" else squares.mean()
-        loss = self._loss.beside(outputs)
-        return loss(outputs) if _takes_one(loss) else loss(outputs, None)
 
-    def accuracy(self, outputs: Any, targets: Any) -> float | None:
-        """From 0 to 1; None for floating-point targets, unless the model has its own accuracy."""
-        if callable(self._accuracy):
-            return float(self._accuracy(outputs, targets))
-        if not isinstance(targets, Tensor) or targets.is_floating_point():
-            return None
-        counted = targets != PADDING
-        hits = (logits(outputs).argmax(dim=-1) == targets) & counted
-        return hits.sum().item() / max(1, int(counted.sum()))
-
-    def _check_classes(self, scores: Tensor, targets: Tensor) -> None:
-        if scores.dim() == 0 or scores.shape[:-1] != targets.shape:
-            raise ConfigError(
-                f"the model's outputs {tuple(scores.shape)} do not fit the class targets "
-                f"{tuple(targets.shape)}: they must be {(*targets.shape, 'classes')}"
-            )
-        if self.classes is not None and scores.shape[-1] < self.classes:
-            raise ConfigError(
-                f"the data has {self.classes} classes and the model gives {scores.shape[-1]} outputs: "
-                f"give it {self.classes} (out={self.classes} for a model of dpexp)"
-            )
+def _changed(loss: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """The loss, or where its tensors change a copy: those of modules, and arguments of a partial."""
+    if isinstance(loss, partial):
+        args, keywords = tensors.map_tensors(change, (loss.args, loss.keywords))
+        return partial(_changed(loss.func, change), *args, **keywords)
+    if not isinstance(loss, nn.Module):
+        return loss
+    attributes = [each for part in loss.modules() for each in vars(part).values() if isinstance(each, Tensor)]
+    if all(change(each) is each for each in (*loss.parameters(), *loss.buffers(), *attributes)):
+        return loss
+    with _TensorCopies(change):
+        copied = copy.deepcopy(loss)
+    copied._apply(change)  # type: ignore[no-untyped-call] # parameters, which make their copies themselves
+    return copied
 
 
 def _parts(model: nn.Module | None) -> dict[str, nn.Module | nn.Parameter]:
@@ -238,30 +243,3 @@ def _first(targets: Any) -> Tensor:
             "as targets, too, or return the outputs alone and name the loss with --loss"
         )
     return found
-
-
-def _mean_of_rows(losses: Tensor, targets: Tensor) -> Tensor:
-    """The mean over rows of each row's mean over its steps without padding: the losses of shards add up."""
-    counted = (targets != PADDING).flatten(1).sum(dim=1).clamp(min=1)
-    return (losses.flatten(1).sum(dim=1) / counted).mean()
-
-
-def _reshape_as(outputs: Tensor, targets: Tensor) -> Tensor:
-    """The outputs in the targets' shape; only dimensions of size 1 may differ."""
-    if outputs.shape == targets.shape:
-        return outputs
-    if outputs.squeeze().shape != targets.squeeze().shape:
-        raise ConfigError(
-            f"the model's outputs {tuple(outputs.shape)} do not fit the targets {tuple(targets.shape)}: "
-            "mean squared error needs the same shape"
-        )
-    return outputs.reshape(targets.shape)
-
-
-def _check_scalar(loss: Any) -> Tensor:
-    if isinstance(loss, Tensor) and loss.dim() == 0:
-        return loss
-    found = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
-    raise ConfigError(
-        f"the loss must be a scalar tensor, the mean over the rows (or as --reduction says); found {found}"
-    )

@@ -90,7 +90,7 @@ def source(factory: Factory, loss: Factory | None = None, reduction: str = "") -
 
         found = UserSource(factory)
     if loss is not None:
-        by_sum = {"reduction": "sum"} if loss.name and reduction == "sum" else {}
-        found.loss = functools.partial(loss.load(), **loss.options, **by_sum)
+        options = {**loss.options, **({"reduction": "sum"} if loss.name and reduction == "sum" else {})}
+        found.loss = functools.partial(loss.load(), **options) if options else loss.load()
     found.reduction = reduction
     return found

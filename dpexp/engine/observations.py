@@ -109,7 +109,9 @@ class Observations:
         config = self._prepared.config
         gradients = not (config.eval or self._names)
         with devices.autocast(self._placed.output_device, config.autocast):
-            rows = observe(self._placed, batches(), self._prepared.data.loss, numbers, gradients=gradients)
+            rows = observe(
+                self._placed, batches(), self._prepared.data.objective.loss, numbers, gradients=gradients
+            )
         return self._merged(_merged_shapes, [row for row in rows if counts[row["batch"]]])
 
     def timeline(self, rows: list[Row]) -> list[Row]:

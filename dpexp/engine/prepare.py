@@ -155,7 +155,9 @@ class Prepared:
         config = self.config
         placed.module.train(not config.eval)
         devices.reset_peak_memory(placed.devices)
-        return Trainer(placed, self.data.loss, self.optimizer, config.autocast, self.group, must_train=True)
+        return Trainer(
+            placed, self.data.objective.loss, self.optimizer, config.autocast, self.group, must_train=True
+        )
 
     def release(self) -> None:
         """End the use of the model, and restore the process's number of torch threads for its next run."""

@@ -131,7 +131,7 @@ def inventory(model: str, data: str) -> Row:
     placed = prepared.strategy.place(prepared.model, (), Timer())
     batch = next(prepared.batches(0))
     with misfit_as_config_error(prepared.model):
-        calls = observe(placed, [batch], prepared.data.loss)
+        calls = observe(placed, [batch], prepared.data.objective.loss)
     tensors = device_map(placed)  # after the first batch, which lazy parameters wait for
     modules = [
         _row(name, type(module).__name__, tensors, calls) for name, module in prepared.model.named_modules()

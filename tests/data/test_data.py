@@ -1,6 +1,5 @@
 """Data: sources are checked before a run, and their order is the same in every process."""
 
-import collections
 import os
 import subprocess
 import sys
@@ -12,14 +11,11 @@ import pytest
 import torch
 from command_lines import HELPERS, ROOT
 from torch import Tensor, nn
-from torch.nn import functional
 
 from dpexp.config.errors import ConfigError
-from dpexp.config.features import PADDING
 from dpexp.data import registry
 from dpexp.data.batch import Batch
 from dpexp.data.dataset import Dataset
-from dpexp.data.objective import Objective
 from dpexp.data.synthetic import power_law
 
 
@@ -255,7 +251,7 @@ def test_bigram_model_learns_text() -> None:
     losses = []
     for batch in list(dataset.batches(30))[:100]:
         optimizer.zero_grad()
-        loss = dataset.loss(model(*batch.inputs), batch.targets)
+        loss = dataset.objective.loss(model(*batch.inputs), batch.targets)
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         losses.append(loss.item())
@@ -302,70 +298,6 @@ def test_clicks_depend_on_ids_and_features() -> None:
     rates = [clicks[ids[:, 0] == row].mean().item() for row in range(5)]
     assert max(rates) - min(rates) > 0.2
     assert set(clicks.tolist()) == {0.0, 1.0}
-
-
-# --- losses --------------------------------------------------------------------------------------
-
-
-def test_tokens_of_a_rank_are_those_of_its_rows() -> None:
-    """A rank without rows computes some as a stand-in, which do not count."""
-    objective, targets = Objective(reduction="tokens"), torch.tensor([[1, PADDING], [2, 0]])
-    assert objective.tokens(Batch((targets,), targets, rows=2, global_rows=2)) == 3
-    assert objective.tokens(Batch((targets,), targets, rows=0, global_rows=1)) == 0
-    assert Objective().tokens(Batch((targets,), targets, rows=2, global_rows=2)) is None
-
-
-def test_stepwise_loss_is_the_mean_of_the_means_of_rows() -> None:
-    outputs = torch.randn(2, 3, 4)
-    targets = torch.tensor([[1, 2, 3], [0, PADDING, PADDING]])
-    rows = [
-        functional.cross_entropy(outputs[0], targets[0]),
-        functional.cross_entropy(outputs[1, :1], targets[1, :1]),
-    ]
-    objective = Objective(PlainModel())
-    assert objective.loss(outputs, targets).item() == pytest.approx(sum(rows).item() / 2)  # type: ignore[union-attr]
-    hits = (outputs.argmax(2) == targets).sum().item()
-    assert objective.accuracy(outputs, targets) == pytest.approx(hits / 4)
-
-
-Named = collections.namedtuple("Named", "logits extra")
-
-
-@pytest.mark.parametrize("wrap", [lambda t: {"logits": t}, lambda t: Named(t, None), lambda t: (t,)])
-def test_logits_are_found_in_containers(wrap: Any) -> None:
-    outputs, targets = torch.randn(5, 3), torch.tensor([0, 1, 2, 0, 1])
-    expected = functional.cross_entropy(outputs, targets)
-    assert torch.equal(Objective(PlainModel()).loss(wrap(outputs), targets), expected)
-
-
-@pytest.mark.parametrize(
-    ("outputs", "targets", "words"),
-    [
-        ({"a": torch.zeros(2)}, torch.zeros(2), "output is a dict, for which there is no standard loss"),
-        ("text", torch.zeros(2), "output is a str"),
-        (torch.zeros(2, 3), torch.zeros(2, 4), r"outputs \(2, 3\) do not fit the targets \(2, 4\)"),
-        (torch.zeros(4, 4), torch.zeros(4, 1), r"outputs \(4, 4\) do not fit the targets \(4, 1\)"),
-        (torch.zeros(2), torch.zeros(2, dtype=torch.int64), r"they must be \(2, 'classes'\)"),
-        (torch.zeros(()), torch.zeros(2, dtype=torch.int64), r"they must be \(2, 'classes'\)"),
-        (torch.zeros(2, 3), torch.zeros(2, dtype=torch.int64), "5 classes and the model gives 3 outputs"),
-        (torch.zeros(2, 3), {"a": 1}, "targets are a dict"),
-    ],
-)  # fmt: skip
-def test_error_describes_outputs_without_a_standard_loss(outputs: Any, targets: Any, words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
-        Objective(PlainModel(), classes=5).loss(outputs, targets)
-
-
-def test_loss_is_a_registered_name_or_a_factory(tmp_path: Path) -> None:
-    (tmp_path / "user_loss.py").write_text(
-        "def twice(outputs, targets):\n    return 2 * (outputs - targets).abs().mean()\n"
-    )
-    outputs, targets = torch.zeros(2, 2), torch.full((2, 2), 3.0)
-    texts = {"": 9.0, "l1": 3.0, "huber:delta=2": 4.0, f"{tmp_path / 'user_loss.py'}:twice": 6.0}
-    found = {text: ready("random", "linear", text).loss(outputs, targets).item() for text in texts}
-    assert found == texts
-    with pytest.raises(ConfigError, match=r"--loss: unknown loss 'hubr'.*did you mean 'huber'"):
-        named.source("random", "hubr")
 
 
 # --- user data -----------------------------------------------------------------------------------

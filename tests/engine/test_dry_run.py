@@ -51,7 +51,7 @@ def test_predicted_shapes_are_those_of_the_run(model: str, strategy: str, option
     predicted = predict(prepared, batches)
     placed = prepared.strategy.place(prepared.model, prepared.selection.used, Timer())
     assert without_packed(predicted.shapes) == without_packed(
-        observe(placed, batches, prepared.data.loss, gradients=True)
+        observe(placed, batches, prepared.data.objective.loss, gradients=True)
     )
     assert predicted.note == ""
     sizes: dict[str, int] = {}
@@ -83,7 +83,7 @@ def test_a_model_that_looks_at_values_runs_on_virtual_devices_and_the_note_repor
     predicted = predict(prepared, batches)
     assert "looks at values" in predicted.note
     placed = prepared.strategy.place(prepared.model, prepared.selection.used, Timer())
-    assert predicted.shapes == observe(placed, batches, prepared.data.loss, gradients=True)
+    assert predicted.shapes == observe(placed, batches, prepared.data.objective.loss, gradients=True)
 
 
 def test_an_operation_that_fails_without_data_only_refuses_no_layout(

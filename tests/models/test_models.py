@@ -54,7 +54,7 @@ def train(model: nn.Module, dataset: Dataset, *, epochs: int, lr: float) -> None
     for epoch in range(epochs):
         for batch in dataset.batches(30, seed=0, epoch=epoch):
             optimizer.zero_grad()
-            dataset.loss(model(*batch.inputs), batch.targets).backward()  # type: ignore[no-untyped-call]
+            dataset.objective.loss(model(*batch.inputs), batch.targets).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
 
 
@@ -62,7 +62,7 @@ def accuracy(model: nn.Module, dataset: Dataset) -> float:
     assert dataset.test is not None
     batch = next(dataset.test.batches(dataset.test.samples, shuffle=False))
     with torch.no_grad():
-        value = dataset.test.accuracy(model(*batch.inputs), batch.targets)
+        value = dataset.objective.accuracy(model(*batch.inputs), batch.targets)
     assert value is not None
     return value
 
@@ -104,10 +104,10 @@ def test_shards_compute_what_the_batch_computes(name: str) -> None:
     outputs, losses = [], torch.zeros(())
     for *inputs, targets in shards:
         outputs.append(model(*inputs))
-        losses = losses + dataset.loss(outputs[-1], targets) * len(targets) / batch.rows
+        losses = losses + dataset.objective.loss(outputs[-1], targets) * len(targets) / batch.rows
     expected = model(*batch.inputs)
     assert torch.allclose(torch.cat(outputs), expected, rtol=1e-12, atol=1e-12)
-    assert torch.allclose(losses.double(), dataset.loss(expected, batch.targets), rtol=1e-6)
+    assert torch.allclose(losses.double(), dataset.objective.loss(expected, batch.targets), rtol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
@@ -117,7 +117,7 @@ def test_model_computes_in_every_type(name: str, dtype: torch.dtype) -> None:
     model, batch = model.to(dtype), first(dataset.to(dtype))
     outputs = model(*batch.inputs)
     assert outputs.dtype is dtype
-    dataset.loss(outputs, batch.targets).backward()  # type: ignore[no-untyped-call]
+    dataset.objective.loss(outputs, batch.targets).backward()  # type: ignore[no-untyped-call]
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
 
 

@@ -364,7 +364,7 @@ def test_loss_and_backward_of_small_virtual_replicas_have_the_intraop_threads_of
         found: list[int] = []
         parameter = next(placed.module.parameters())
         parameter.register_hook(lambda _: found.append(torch.get_num_threads()))
-        loss = prepared.data.loss
+        loss = prepared.data.objective.loss
         monkeypatch.setattr(
             type(prepared.data),
             "loss",
@@ -387,7 +387,7 @@ def test_one_gpu_given_twice_runs_two_replicas(strategy: str, backend: str) -> N
     config = RunConfig(strategy, devices=f"{gpu},{gpu}", backend=backend)
     prepared = prepare(config)
     placed = prepared.strategy.place(prepared.model, prepared.selection.used, Timer(prepared.selection.used))
-    rows = observe(placed, prepared.batches(0), prepared.data.loss)
+    rows = observe(placed, prepared.batches(0), prepared.data.objective.loss)
     module = "block2" if strategy == "block" else ""
     assert [
         (row["replica"], row["device"])

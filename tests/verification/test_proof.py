@@ -58,7 +58,10 @@ def where_it_computes(prepared: Prepared) -> set[str]:
     config = prepared.config
     made, model = STRATEGIES[config.strategy](config.options), copy.deepcopy(prepared.model)
     placed = made.place(model, prepared.selection.used, Timer(prepared.selection.used))
-    return {str(row["device"]) for row in observe(placed, [next(prepared.batches(0))], prepared.data.loss)}
+    return {
+        str(row["device"])
+        for row in observe(placed, [next(prepared.batches(0))], prepared.data.objective.loss)
+    }
 
 
 @pytest.mark.parametrize("strategy", LAYOUTS)

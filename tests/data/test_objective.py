@@ -1,0 +1,171 @@
+"""Objective: the standard loss, one with tensors of its own, and what the losses of shards weigh."""
+
+import collections
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import named
+import pytest
+import torch
+from planted import on_host, proven
+from torch import nn
+from torch.nn import functional
+
+import dpexp
+from dpexp.config.errors import ConfigError
+from dpexp.config.features import PADDING
+from dpexp.data.batch import Batch
+from dpexp.data.objective import Objective
+
+WEIGHT = torch.tensor([1.0, 2.0, 0.5])
+
+
+def test_tokens_of_a_rank_are_those_of_its_rows() -> None:
+    """A rank without rows computes some as a stand-in, which do not count."""
+    objective, targets = Objective(reduction="tokens"), torch.tensor([[1, PADDING], [2, 0]])
+    assert objective.tokens(Batch((targets,), targets, rows=2, global_rows=2)) == 3
+    assert objective.tokens(Batch((targets,), targets, rows=0, global_rows=1)) == 0
+    assert Objective().tokens(Batch((targets,), targets, rows=2, global_rows=2)) is None
+
+
+# --- standard losses -----------------------------------------------------------------------------
+
+
+def test_stepwise_loss_is_the_mean_of_the_means_of_rows() -> None:
+    outputs = torch.randn(2, 3, 4)
+    targets = torch.tensor([[1, 2, 3], [0, PADDING, PADDING]])
+    rows = [
+        functional.cross_entropy(outputs[0], targets[0]),
+        functional.cross_entropy(outputs[1, :1], targets[1, :1]),
+    ]
+    expected = (rows[0] + rows[1]).item() / 2
+    assert Objective().loss(outputs, targets).item() == pytest.approx(expected)
+    hits = (outputs.argmax(2) == targets).sum().item()
+    assert Objective().accuracy(outputs, targets) == pytest.approx(hits / 4)
+
+
+@pytest.mark.parametrize("steps", [(7,), (4, 6)])
+def test_classes_may_be_in_dimension_one_as_in_pytorch(steps: tuple[int, ...]) -> None:
+    outputs, targets = torch.randn(2, 3, *steps), torch.randint(3, (2, *steps))
+    expected, hits = (
+        functional.cross_entropy(outputs, targets),
+        (outputs.argmax(1) == targets).double().mean(),
+    )
+    for scores in (outputs, outputs.movedim(1, -1)):
+        assert Objective().loss(scores, targets).item() == pytest.approx(expected.item())
+        assert Objective().accuracy(scores, targets) == pytest.approx(hits.item())
+
+
+def test_classes_in_one_of_two_dimensions_are_not_guessed() -> None:
+    outputs, targets = torch.randn(2, 4, 4), torch.randint(4, (2, 4))
+    with pytest.raises(ConfigError, match="may be in dimension 1 or in the last, with targets"):
+        Objective().loss(outputs, targets)
+    expected = functional.cross_entropy(outputs.flatten(0, 1), targets.flatten()).item()
+    assert Objective(classes=4).loss(outputs, targets).item() == pytest.approx(expected)
+
+
+Named = collections.namedtuple("Named", "logits extra")
+
+
+@pytest.mark.parametrize("wrap", [lambda t: {"logits": t}, lambda t: Named(t, None), lambda t: (t,)])
+def test_logits_are_found_in_containers(wrap: Any) -> None:
+    outputs, targets = torch.randn(5, 3), torch.tensor([0, 1, 2, 0, 1])
+    assert torch.equal(Objective().loss(wrap(outputs), targets), functional.cross_entropy(outputs, targets))
+
+
+@pytest.mark.parametrize(
+    ("outputs", "targets", "words"),
+    [
+        ({"a": torch.zeros(2)}, torch.zeros(2), "output is a dict, for which there is no standard loss"),
+        ("text", torch.zeros(2), "output is a str"),
+        (torch.zeros(2, 3), torch.zeros(2, 4), r"outputs \(2, 3\) do not fit the targets \(2, 4\)"),
+        (torch.zeros(4, 4), torch.zeros(4, 1), r"outputs \(4, 4\) do not fit the targets \(4, 1\)"),
+        (torch.zeros(2), torch.zeros(2, dtype=torch.int64), r"they must be \(2, 'classes'\)"),
+        (torch.zeros(()), torch.zeros(2, dtype=torch.int64), r"they must be \(2, 'classes'\)"),
+        (torch.zeros(2, 3), torch.zeros(2, dtype=torch.int64), "5 classes and the model gives 3 outputs"),
+        (torch.zeros(2, 3), {"a": 1}, "targets are a dict"),
+    ],
+)
+def test_error_describes_outputs_without_a_standard_loss(outputs: Any, targets: Any, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        Objective(classes=5).loss(outputs, targets)
+
+
+def test_loss_is_a_registered_name_or_a_factory(tmp_path: Path) -> None:
+    (tmp_path / "user_loss.py").write_text(
+        "def twice(outputs, targets):\n    return 2 * (outputs - targets).abs().mean()\n"
+    )
+    outputs, targets = torch.zeros(2, 2), torch.full((2, 2), 3.0)
+    texts = {"": 9.0, "l1": 3.0, "huber:delta=2": 4.0, f"{tmp_path / 'user_loss.py'}:twice": 6.0}
+    model = named.build("linear")
+    found = {
+        text: named.source("random", text).dataset(model, 0).objective.loss(outputs, targets).item()
+        for text in texts
+    }
+    assert found == texts
+    with pytest.raises(ConfigError, match=r"--loss: unknown loss 'hubr'.*did you mean 'huber'"):
+        named.source("random", "hubr")
+
+
+# --- losses that hold tensors --------------------------------------------------------------------
+
+
+class Plain(nn.Module):
+    """Holds its weights as an attribute that is not a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = WEIGHT
+
+    def forward(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return functional.cross_entropy(outputs, targets, self.weight)
+
+
+class Trained(nn.Module):
+    """Holds its weights as a parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(WEIGHT, requires_grad=False)
+
+    forward = Plain.forward
+
+
+LOSSES = {
+    "module": nn.CrossEntropyLoss(weight=WEIGHT),
+    "attribute": Plain(),
+    "parameter": Trained(),
+    "partial": partial(functional.cross_entropy, weight=WEIGHT),
+    "module in a partial": partial(nn.CrossEntropyLoss(weight=WEIGHT)),
+}
+
+
+@pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
+def test_a_loss_with_tensors_is_computed_where_and_in_the_type_that_the_outputs_are(loss: Any) -> None:
+    batches = [(torch.randn(8, 5), torch.arange(8) % 3)]
+    result = dpexp.prove(nn.Linear(5, 3), lambda model, devices: model, batches, loss)
+    assert (result.passed, result.dtype, list(result.notes)) == (True, torch.float64, [])
+    outputs = torch.zeros(4, 3, device="meta")
+    found = Objective(loss=loss).loss(outputs, torch.zeros(4, dtype=torch.long, device="meta"))
+    assert found.device.type == "meta"
+
+
+def test_the_loss_of_the_user_stays_as_it_was() -> None:
+    loss, targets = nn.CrossEntropyLoss(weight=WEIGHT), torch.tensor([0, 2])
+    objective = Objective(loss=loss)
+    for dtype in (torch.float64, torch.float32):
+        assert objective.loss(torch.zeros(2, 3, dtype=dtype), targets).dtype is dtype
+    with torch.autocast("cpu", torch.bfloat16):  # which casts by itself
+        assert objective.loss(torch.zeros(2, 3).bfloat16(), targets).dtype is torch.float32
+    assert loss.weight is WEIGHT
+
+
+def test_the_note_of_a_narrower_comparison_has_the_error_of_the_loss() -> None:
+    def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return functional.cross_entropy(outputs, targets, WEIGHT)
+
+    inputs, targets = torch.randn(8, 5), torch.arange(8) % 3
+    result = proven(nn.Linear(5, 3), on_host, [Batch((inputs,), targets, 8, 8)], loss)
+    (note,) = result.notes
+    assert "does not compute it in torch.float64: RuntimeError: expected scalar type" in note
