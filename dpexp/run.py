@@ -42,7 +42,7 @@ from dpexp.tracking.ledger import Delivery
 from dpexp.tracking.user_runs import user_run
 
 if TYPE_CHECKING:
-    from dpexp.engine.prepare import Prepared
+    from dpexp.engine.prepared import Prepared
 
 RANK_PROGRAM = "from dpexp.commands.rank import run_rank; run_rank()"
 """What the process of a rank runs."""
@@ -191,7 +191,7 @@ def _begin(
     signals.release()
     if is_last:
         gc.freeze()  # collecting what torch has imported would take a second at the process's end
-    prepared = prepare_ranks(config, world, run_id)
+    prepared = prepare_ranks(config, world)
     if world is None and prepared.may_mix_devices:
         from dpexp.engine.prediction import check_devices
 
@@ -199,9 +199,9 @@ def _begin(
     if not prepared.group.is_first:
         signals.hold()
         return prepared, NullJournal()
-    facts = run_facts(prepared)
+    facts = run_facts(config, prepared)
     signals.hold()
-    return prepared, begin(home(), prepared.run_id, facts, restarted=prepared.restarted)
+    return prepared, begin(home(), run_id, facts, restarted=world is not None)
 
 
 def _run_engine(

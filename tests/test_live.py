@@ -14,7 +14,8 @@ import dpexp
 from dpexp import live
 from dpexp.config.errors import ConfigError
 from dpexp.config.run_config import RunConfig
-from dpexp.engine.prepare import Prepared, prepare
+from dpexp.engine.prepare import prepare
+from dpexp.engine.prepared import Prepared
 from dpexp.record.record import Record
 from dpexp.report import summary
 from dpexp.report.compare import compare

@@ -101,8 +101,6 @@ def try_one_batch(
     strategy: Strategy,
     used: Sequence[torch.device],
     evaluation: Evaluation,
-    *,
-    trains: bool,
     autocast: str,
 ) -> str:
     """Run one batch through model, loss and metrics on the host, and restore what that changes.
@@ -112,8 +110,8 @@ def try_one_batch(
     Returns a note if the forward changes attributes, which replicas lose. Raises ConfigError.
     """
     before = _attributes(model)
-    needs_gradients = strategy.needs.gradients and trains
-    with preserved(model), without_ranks(model), torch.set_grad_enabled(trains):
+    needs_gradients = strategy.needs.gradients and strategy.trains
+    with preserved(model), without_ranks(model), torch.set_grad_enabled(strategy.trains):
         with (
             devices.autocast(devices.HOST, autocast),
             misfit_as_config_error(model),

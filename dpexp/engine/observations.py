@@ -4,11 +4,11 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 from dpexp import devices
-from dpexp.config.run_config import config_digest
+from dpexp.config.run_config import RunConfig, config_digest
 from dpexp.data.batch import Batch
 from dpexp.distributed.world import Member
 from dpexp.engine.facts import directory, environment, file_hashes, torch_environment
-from dpexp.engine.prepare import Prepared
+from dpexp.engine.prepared import Prepared
 from dpexp.engine.references import references
 from dpexp.measurement.observe import EPOCH_LIMIT, device_map, observe, observed, optimizer_map
 from dpexp.record.journal import now
@@ -20,9 +20,9 @@ from dpexp.training.optimizers import Optimizers
 _T = TypeVar("_T")
 
 
-def run_facts(prepared: Prepared) -> Row:
+def run_facts(config: RunConfig, prepared: Prepared) -> Row:
     """The keys of a Record that are known before the run starts."""
-    config, data = prepared.config, prepared.data
+    data = prepared.data
     named = references(config, prepared.factories)
     recorded = redact_values(config.to_dict())
     files = file_hashes(named, data.digest)
@@ -106,9 +106,8 @@ class Observations:
                 counts[number] = batch.rows
                 yield batch
 
-        config = self._prepared.config
-        gradients = not (config.eval or self._names)
-        with devices.autocast(self._placed.output_device, config.autocast):
+        gradients = self._prepared.strategy.trains and not self._names
+        with devices.autocast(self._placed.output_device, self._prepared.autocast):
             rows = observe(
                 self._placed, batches(), self._prepared.data.objective.loss, numbers, gradients=gradients
             )

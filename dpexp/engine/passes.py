@@ -13,10 +13,10 @@ from dpexp import tensors
 from dpexp.distributed.signals import SignalHandler
 from dpexp.engine.facts import cpu_name
 from dpexp.engine.observations import Observations
-from dpexp.engine.own_steps import OwnVerification
-from dpexp.engine.prepare import Prepared
+from dpexp.engine.prepared import Prepared
 from dpexp.engine.progress import ProgressBar
 from dpexp.engine.step_log import StepLog
+from dpexp.engine.verify import Verification
 from dpexp.measurement.collectives import counted_collectives
 from dpexp.measurement.energy import EnergyMeter
 from dpexp.measurement.operators import STEPS, WARM_UP, profile_operators
@@ -37,10 +37,7 @@ class RunError(RuntimeError):
 
 @dataclass
 class Measurement:
-    """The measured part of a run.
-
-    ``own_steps`` compares some of its steps with a single device's, outside of the measured ones.
-    """
+    """The measured part of a run. ``verification`` compares some steps outside of the measured ones."""
 
     prepared: Prepared
     trainer: Trainer
@@ -48,35 +45,28 @@ class Measurement:
     progress: ProgressBar
     observations: Observations
     signals: SignalHandler
-    own_steps: OwnVerification | None = None
+    verification: Verification
 
     def __post_init__(self) -> None:
-        self._config, self._group = self.prepared.config, self.prepared.group
+        self._schedule, self._group = self.prepared.schedule, self.prepared.group
         self._log = StepLog(self.journal, self._group, self.signals, self.progress)
 
     def warm_up(self) -> None:
-        """Take steps that are not measured, until allocators, caches and autotuning are warm.
-
-        They end with a window of accumulation: a layout may count its batches to know the last of each.
-        """
+        """Take steps that are not measured, until allocators, caches and autotuning are warm."""
         self.progress.begin("warm up")
-        count = math.ceil(self._config.warmup / self._config.accumulate) * self._config.accumulate
-        warm_up = islice(self.prepared.endless_batches(), count)
-        if self.own_steps is not None:
-            self.own_steps.first(self.trainer, warm_up)
+        warm_up = islice(self.prepared.endless_batches(), self._schedule.warmup)
+        self.verification.first(self.trainer, warm_up)
         self.trainer.take_steps(warm_up)
 
     def compare_last(self) -> None:
         """Compare further steps, from the trained state; later ones accumulate as without them."""
-        if self.own_steps is not None:
-            self.own_steps.last(self._log.written)
+        self.verification.last(self._log.written)
 
     # --- timed steps ---
 
     def time_steps(self) -> None:
         """Measure ``--epochs`` of the data or ``--steps``, each step between idle devices."""
-        config, per_epoch = self._config, self.prepared.batches_per_epoch
-        total = config.steps if config.epochs is None else config.epochs * per_epoch
+        total, per_epoch = self._schedule.steps, self.prepared.batches_per_epoch
         if self.trainer.optimizers is not None:
             self.trainer.optimizers.restart()
         self.progress.begin("steps", total)
@@ -85,9 +75,9 @@ class Measurement:
         try:
             for epoch in range(math.ceil(total / per_epoch)):
                 self._time_epoch(epoch, total - epoch * per_epoch)
-                if config.epochs is not None:
+                if self._schedule.by_epoch:
                     self._evaluate()
-            if config.epochs is None:
+            if not self._schedule.by_epoch:
                 self._evaluate()
             self._flush()
             self._log_energy(energy, total)
@@ -107,12 +97,11 @@ class Measurement:
 
         Raises RunError for a loss that is not finite, and what a signal asks for that user code swallowed.
         """
-        before, losses = self._log.written, self._log.flush()
+        before, losses, optimizer = self._log.written, self._log.flush(), self.prepared.optimizer
         for step, loss in enumerate(losses, before):
             if not math.isfinite(loss):
-                raise RunError(
-                    f"the loss became {loss} in step {step}: try a smaller --lr than {self._config.lr:g}"
-                )
+                remedy = f": try a smaller --lr than {optimizer.lr:g}" if optimizer is not None else ""
+                raise RunError(f"the loss became {loss} in step {step}{remedy}")
         if losses and self.signals.requested:
             self.signals.terminate()
 
@@ -147,7 +136,7 @@ class Measurement:
     def time_phases(self) -> None:
         """Time the phases of further steps. A pass of its own, because a recording timer costs overlap."""
         self.progress.begin("phases")
-        batches = islice(self.prepared.endless_batches(), self._config.phase_steps)
+        batches = islice(self.prepared.endless_batches(), self._schedule.phase_steps)
         time_phases(self.trainer, batches, PHASE_SECONDS)
         timer = self.trainer.placed.timer
         self.journal.set(phases=timer.phases, timeline=self.observations.timeline(timer.timeline))
@@ -155,7 +144,7 @@ class Measurement:
 
     def profile(self) -> None:
         """Observe one further step, unless no further steps are wanted (``--phase-steps 0``)."""
-        if not self._config.phase_steps:
+        if not self._schedule.phase_steps:
             return
         profile = StepProfile(self.trainer, self.prepared.data.objective.tokens)
         profile.take(next(self.prepared.local_batches(0)))
@@ -163,7 +152,7 @@ class Measurement:
         memory_use = self.observations.memory_use(profile.memory())
         if self._group.is_first:  # nothing else computes: the other ranks are done
             flops, step_s = sum(work.get("flops", {}).values()), self.trainer.placed.timer.first_step_s
-            dtype = self._config.autocast or self._config.dtype
+            dtype = self.prepared.autocast or str(self.prepared.dtype).removeprefix("torch.")
             used = self.prepared.selection.used
             with suppress(RuntimeError):  # no room for its matrices, or no such product on the device
                 if row := peak(used, self._group, cpu_name(), dtype, flops, step_s):
@@ -177,7 +166,7 @@ class Measurement:
         None where no further steps are wanted (``--phase-steps 0``). Its steps may end while gradients are
         accumulated, and so do those of ``profile_operators``: nothing is recorded of what they train.
         """
-        if not (self._group.members and self._config.phase_steps):
+        if not (self._group.members and self._schedule.phase_steps):
             return
         numbers = dict.fromkeys((0, self.prepared.batches_per_epoch - 1))
         batches = {number: next(self.prepared.local_batches(0, first=number)) for number in numbers}
@@ -187,7 +176,7 @@ class Measurement:
 
     def profile_operators(self) -> None:
         """Record further steps of a full batch with ``torch.profiler`` (``--profile``)."""
-        if not self._config.profile:
+        if not self._schedule.profile:
             return
         self.progress.begin("operators")
         batches = [next(self.prepared.local_batches(0)) for _ in range(WARM_UP + STEPS)]

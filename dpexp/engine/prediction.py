@@ -30,7 +30,7 @@ from dpexp import devices
 from dpexp.config.errors import ConfigError, describe, text_of
 from dpexp.data.batch import Batch
 from dpexp.data.rng import kept_globals
-from dpexp.engine.prepare import Prepared
+from dpexp.engine.prepared import Prepared
 from dpexp.measurement.observe import device_map, observe
 from dpexp.record.record import Row
 from dpexp.strategies.modules import Wrapper, joined, parts
@@ -126,11 +126,11 @@ class Emulation:
 
     def observed(self, model: nn.Module, batches: Sequence[Batch], note: str = "") -> Prediction:
         """The prediction from these batches, by a model that it lays out."""
-        config, loss = self._prepared.config, self._prepared.data.objective.of(model).loss
+        loss = self._prepared.data.objective.of(model).loss
         placed = self._strategy.place(model, [*map(torch.device, self._names)], Timer())
         try:
-            with devices.autocast(placed.output_device, config.autocast):
-                shapes = observe(placed, batches, loss, gradients=not config.eval)
+            with devices.autocast(placed.output_device, self._prepared.autocast):
+                shapes = observe(placed, batches, loss, gradients=self._strategy.trains)
         except Exception as error:
             message = _mixed_devices(error, self._names, placed)
             if message:

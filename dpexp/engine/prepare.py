@@ -1,10 +1,10 @@
 """Prepare: build a run from its config and check it, before anything is written."""
 
+import math
 import os
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
-from itertools import chain, count, islice
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import nn
@@ -20,7 +20,7 @@ from dpexp.data.batch import Batch
 from dpexp.data.dataset import Dataset
 from dpexp.data.halves import no_mean_over_rows
 from dpexp.data.rng import generator, kept_globals, seed_globals
-from dpexp.distributed.devices import DeviceRequest, DeviceSelection
+from dpexp.distributed.devices import DeviceRequest
 from dpexp.distributed.group import ProcessGroup
 from dpexp.distributed.world import World
 from dpexp.engine.model_check import (
@@ -30,139 +30,18 @@ from dpexp.engine.model_check import (
     try_one_batch,
     turn_off_cache,
 )
+from dpexp.engine.prepared import Prepared, Schedule
 from dpexp.engine.references import factories
 from dpexp.measurement.evaluation import Evaluation, Metrics, metrics_of
 from dpexp.models import registry as models
 from dpexp.strategies.base import Strategy
-from dpexp.strategies.placed import Placed
 from dpexp.strategies.ranks import check_sync_batch_norm
 from dpexp.strategies.registry import STRATEGIES
 from dpexp.training.optimizers import OptimizerChoice, check_optimizer
-from dpexp.training.trainer import Trainer
 from dpexp.verification.alone import alone
 from dpexp.verification.model_copy import check_not_scripted
 from dpexp.verification.touched_rows import with_touched_rows
 from dpexp.verification.untouched import Untouched
-
-
-@dataclass
-class Prepared:
-    """A run that can start: its model (on the host), data, strategy, devices and process group.
-
-    ``factories`` has what the options name, by option (see ``references.factories``).
-    ``untouched`` says what a user's layout has changed for every model.
-    ``note`` is added to that of the verification; ``restarted`` is True if ``run_id`` has a journal.
-    """
-
-    config: RunConfig
-    selection: DeviceSelection
-    strategy: Strategy
-    model: nn.Module
-    data: Dataset
-    factories: Mapping[str, Factory]
-    group: ProcessGroup = field(default_factory=ProcessGroup)
-    threads_before: int = 1
-    note: str = ""
-    run_id: str = ""
-    restarted: bool = False
-    untouched: Untouched | None = None
-    evaluation: Evaluation = field(default_factory=Evaluation)
-
-    @cached_property
-    def batch_rows(self) -> dict[int, int]:
-        """{rows: how many global batches of an epoch have so many}, the full ones first."""
-        return self.data.batch_rows(self.config.batch_size, self.config.seed)
-
-    @property
-    def batches_per_epoch(self) -> int:
-        """How many global batches an epoch has, a smaller last one included."""
-        return sum(self.batch_rows.values())
-
-    @property
-    def execution(self) -> str:
-        """``real``, ``virtual`` or ``passthrough``: what kind of run this is; ``planned`` cannot run here."""
-        if self.selection.is_virtual:
-            return "virtual"
-        if self.selection.missing:
-            return "planned"
-        return "passthrough" if self.strategy.needs.devices and not self.selection.used else "real"
-
-    @property
-    def may_mix_devices(self) -> bool:
-        """Whether an operation may meet tensors of two devices, which emulated ones would not refuse.
-
-        Models of dpexp in a layout as it is by default do not; a user's device map or model may.
-        """
-        needs, options = self.strategy.needs, self.strategy.options
-        is_known = bool(self.factories["model"].name) and options == type(options)()
-        return needs.prediction or (self.selection.is_virtual and not (is_known or needs.user_code))
-
-    @property
-    def optimizer(self) -> OptimizerChoice | None:
-        """The optimizer of ``--optimizer``; None for a run that does not train."""
-        return None if self.config.eval else _optimizer(self.config, self.factories["optimizer"])
-
-    @property
-    def name(self) -> str:
-        """The run's name: ``--run-name``, or strategy, model and devices."""
-        return self.name_on(max(self.group.size, len(self.selection.used)))
-
-    def name_on(self, size: int) -> str:
-        """The name on so many devices like the first."""
-        if self.config.run_name:
-            return self.config.run_name
-        used = self.selection.used
-        place = "cpu" if not used else f"{size}x{used[0].type}" if size > 1 else devices.label(used[0])
-        model = self.factories["model"].name or self.factories["model"].attribute
-        return f"{self.config.strategy}-{model}-{place}"
-
-    def batches(self, epoch: int, *, first: int = 0, shuffle: bool = True) -> Iterator[Batch]:
-        """The global batches of one epoch from number ``first`` on, in the order of the seed."""
-        size, seed = self.config.batch_size, self.config.seed
-        return self.data.batches(size, seed=seed, epoch=epoch, first=first, shuffle=shuffle)
-
-    def local_batches(self, epoch: int, *, first: int = 0) -> Iterator[Batch]:
-        """This rank's rows of the global batches of one epoch, from batch ``first`` on, and their weights.
-
-        Every rank must take the same batches: a loss by tokens adds up the tokens of all.
-        """
-        size, seed, group = self.config.batch_size, self.config.seed, self.group
-        for batch in self.data.batches(size, seed=seed, epoch=epoch, first=first, rank_rows=group.rows):
-            yield self.data.objective.weighted(batch, group)
-
-    def endless_batches(self, number: int = 0) -> Iterator[Batch]:
-        """This rank's rows of epoch after epoch, from the batch with this number of all on."""
-        return self._endless(self.local_batches, number)
-
-    def endless_global_batches(self, number: int = 0) -> Iterator[Batch]:
-        """The same batches with the rows of all ranks."""
-        return self._endless(self.batches, number)
-
-    def evaluated_batches(self) -> Iterator[Batch]:
-        """All rows that are held out; without any, those of an epoch, or of the measured steps of a part."""
-        if self.evaluation.held_out is not None:
-            return self.evaluation.held_out.batches(self.config.batch_size, shuffle=False)
-        steps = self.config.steps if self.config.epochs is None else self.batches_per_epoch
-        return islice(self.batches(0, shuffle=False), min(steps, self.batches_per_epoch))
-
-    def _endless(self, batches: Callable[..., Iterator[Batch]], number: int) -> Iterator[Batch]:
-        epoch, first = divmod(number, self.batches_per_epoch)
-        later = (batches(each) for each in count(epoch + 1))
-        return chain(batches(epoch, first=first), chain.from_iterable(later))
-
-    def trainer(self, placed: Placed) -> Trainer:
-        """The trainer of the run's steps."""
-        config = self.config
-        placed.module.train(not config.eval)
-        devices.reset_peak_memory(placed.devices)
-        return Trainer(
-            placed, self.data.objective.loss, self.optimizer, config.autocast, self.group, must_train=True
-        )
-
-    def release(self) -> None:
-        """End the use of the model, and restore the process's number of torch threads for its next run."""
-        del self.model  # sharded, it holds the process group
-        torch.set_num_threads(self.threads_before)
 
 
 def prepare(
@@ -173,56 +52,65 @@ def prepare(
     ``one_batch`` also runs the first batch through the model on the host, to check that the two fit.
     ``planned`` admits accelerators that this machine does not have.
     """
-    group, threads_before = group or ProcessGroup(), torch.get_num_threads()
+    threads_before = torch.get_num_threads()
     torch.set_num_threads(config.threads or _default_threads())
     torch.backends.cudnn.benchmark = False  # it chooses another kernel from run to run
     torch.backends.cudnn.deterministic = True
     selection = DeviceRequest(config.devices, config.virtual, config.options, planned).of_rank(World.of())
-    found = factories(config)
-    optimizer = _optimizer(config, found["optimizer"])
+    found, trains, dtype = factories(config), not config.eval, getattr(torch, config.dtype)
+    choice = OptimizerChoice(found["optimizer"], config.lr, config.clip_norm, config.accumulate)
+    optimizer = choice if trains else None
     seed_globals(config.seed)
     source = data.source(found["data"], found.get("loss"), config.reduction)
     seed_globals(config.seed)  # the weights do not depend on how much the data drew
     strategy = STRATEGIES[config.strategy](
-        config.options, group, config.backend, config.compile, trains=not config.eval
+        config.options, group or ProcessGroup(), config.backend, config.compile, trains
     )
+    _check_compile(strategy)
     model = models.build(found["model"], source.features)
     check_not_wrapped(model)
     check_not_scripted(model)
     cache_note = turn_off_cache(model)
-    dtype: torch.dtype = getattr(torch, config.dtype)
     dataset = _dataset(config, source, model, found.get("validation")).to(dtype)
-    evaluation = Evaluation(dataset.test, _metrics(found, model), bool(config.validation))
-    _check_accumulation(config, dataset)
-    _check_compile(config, strategy)
-    untouched, untouched_note = _untouched(config, strategy, model, dataset, optimizer)
+    prepared = Prepared(
+        strategy,
+        selection,
+        model,
+        dataset,
+        config.batch_size,
+        config.seed,
+        optimizer,
+        dtype,
+        config.autocast,
+        _schedule(config, dataset),
+        Evaluation(dataset.test, _metrics(found, model), bool(config.validation)),
+        found,
+        config.run_name,
+        threads_before,
+    )
+    _check_accumulation(prepared)
+    prepared.untouched, untouched_note = _untouched(prepared)
     strategy.prepare(model, selection.used)
-    check_model(model, trains=not config.eval, copies=config.check)
-    if not config.eval:
+    check_model(model, trains=trains, copies=config.check)
+    if optimizer is not None:
         check_sync_batch_norm(model, *(selection.used[:1] or [devices.HOST]))
-        check_rows_of_ranks(model, dataset.batch_rows(config.batch_size, config.seed), group.dp_size)
+        check_rows_of_ranks(model, prepared.batch_rows, strategy.group.dp_size)
         check_optimizer(optimizer, model)
     tensors.cast_module(model, dtype)
-    prepared = Prepared(config, selection, strategy, model, dataset, found, group, threads_before)
-    prepared.untouched, prepared.evaluation = untouched, evaluation
     if one_batch:
-        first, trains = next(prepared.batches(0)), not config.eval
-        first.check_rows(strategy.parts(selection.used))
-        note = try_one_batch(
-            model,
-            dataset,
-            first.copied(),
-            strategy,
-            selection.used,
-            evaluation,
-            trains=trains,
-            autocast=config.autocast,
-        )
-        if config.accumulate > 1 and trains:
-            _check_halves(config, model, dataset, first)
+        note = _try(prepared)
         notes = (source.note, dataset.note(config.batch_size), note, cache_note, untouched_note)
         prepared.note = "; ".join(filter(None, notes))
     return prepared
+
+
+def _schedule(config: RunConfig, dataset: Dataset) -> Schedule:
+    """The warm-up ends with a window of accumulation: a layout may count its batches to know the last."""
+    steps, epochs, accumulate = config.steps, config.epochs, config.accumulate
+    if epochs is not None:
+        steps = epochs * sum(dataset.batch_rows(config.batch_size, config.seed).values())
+    warmup = math.ceil(config.warmup / accumulate) * accumulate
+    return Schedule(steps, epochs is not None, warmup, config.phase_steps, config.check, config.profile)
 
 
 def _default_threads() -> int:
@@ -253,64 +141,71 @@ def _metrics(found: Mapping[str, Factory], model: nn.Module) -> Metrics | None:
     return metrics_of(model) if given is None else partial(given.load(), **given.options)
 
 
-def _untouched(
-    config: RunConfig, strategy: Strategy, model: nn.Module, data: Dataset, optimizer: OptimizerChoice
-) -> tuple[Untouched | None, str]:
+def _untouched(prepared: Prepared) -> tuple[Untouched | None, str]:
     """What a single device computes before a user's layout is called; None for other strategies.
 
     Nor where it computes nothing, of which there is a note: of a model that does not take the data, the batch
     that is tried next says why.
     """
-    if not (config.check and strategy.needs.user_code):
+    if not (prepared.schedule.check and prepared.strategy.needs.user_code):
         return None, ""
-    batch = next(data.batches(config.batch_size, seed=config.seed, epoch=0))
-    trains = None if config.eval else optimizer
+    batch, objective = next(prepared.batches(0)), prepared.data.objective
     try:
-        return Untouched(model, batch, data.objective, trains, getattr(torch, config.dtype)), ""
+        return Untouched(prepared.model, batch, objective, prepared.optimizer, prepared.dtype), ""
     except Exception as error:  # of any kind: it is the user's model
         return None, f"not seen: what the layout changes for every model, since it raises {describe(error)}"
 
 
-def _optimizer(config: RunConfig, factory: Factory) -> OptimizerChoice:
-    return OptimizerChoice(factory, config.lr, config.clip_norm, config.accumulate)
+def _try(prepared: Prepared) -> str:
+    """Run the first batch on the host. Returns what of it replicas would lose. Raises ConfigError."""
+    first, strategy = next(prepared.batches(0)), prepared.strategy
+    first.check_rows(strategy.parts(prepared.selection.used))
+    note = try_one_batch(
+        prepared.model,
+        prepared.data,
+        first.copied(),
+        strategy,
+        prepared.selection.used,
+        prepared.evaluation,
+        prepared.autocast,
+    )
+    if prepared.optimizer is not None and prepared.optimizer.accumulate > 1:
+        _check_halves(prepared, prepared.optimizer.accumulate, first)
+    return note
 
 
-def _check_compile(config: RunConfig, strategy: Strategy) -> None:
-    if config.compile and not strategy.needs.compile:
+def _check_compile(strategy: Strategy) -> None:
+    if strategy.compile and not strategy.needs.compile:
         able = ", ".join(name for name, other in STRATEGIES.items() if other.needs.compile)
         raise ConfigError(
-            f"--compile: {config.strategy} makes new replicas in every step, and each would be compiled; "
-            f"{able} compile once"
+            f"--compile: {strategy.name} makes new replicas in every step, and each would be "
+            f"compiled; {able} compile once"
         )
 
 
-def _check_halves(config: RunConfig, model: nn.Module, data: Dataset, batch: Batch) -> None:
+def _check_halves(prepared: Prepared, accumulate: int, batch: Batch) -> None:
     """Raises ConfigError for a loss whose batches do not add up."""
-    model, _ = with_touched_rows(model, [batch])
+    model, _ = with_touched_rows(prepared.model, [batch])
     with alone():
-        wrong = no_mean_over_rows(model, data.objective, batch)
+        wrong = no_mean_over_rows(model, prepared.data.objective, batch)
     if wrong:
         raise ConfigError(
-            f"--accumulate {config.accumulate} averages the gradients of batches, and {wrong}. "
-            f"--batch-size {config.batch_size * config.accumulate} computes the rows together"
+            f"--accumulate {accumulate} averages the gradients of batches, and {wrong}. "
+            f"--batch-size {prepared.batch_size * accumulate} computes the rows together"
         )
 
 
-def _check_accumulation(config: RunConfig, data: Dataset) -> None:
+def _check_accumulation(prepared: Prepared) -> None:
     """Raises ConfigError for a run that would make no update, and for a loss by tokens."""
-    if config.accumulate == 1 or config.eval:
-        return
-    steps = config.steps
-    if config.epochs is not None:
-        steps = config.epochs * sum(data.batch_rows(config.batch_size, config.seed).values())
-    if steps < config.accumulate:
+    accumulate = 1 if prepared.optimizer is None else prepared.optimizer.accumulate
+    if prepared.schedule.steps < accumulate:
         raise ConfigError(
-            f"--accumulate {config.accumulate}: the run has {plural(steps, 'batch')}, so the optimizer would "
-            f"never step: give --steps {config.accumulate} or more, or a smaller --accumulate"
+            f"--accumulate {accumulate}: the run has {plural(prepared.schedule.steps, 'batch')}, so the "
+            f"optimizer would never step: give --steps {accumulate} or more, or a smaller --accumulate"
         )
-    if data.objective.reduction == "tokens":
+    if accumulate > 1 and prepared.data.objective.reduction == "tokens":
         raise ConfigError(
-            f"--accumulate {config.accumulate} counts batches alike, and the loss is a mean over tokens, of "
+            f"--accumulate {accumulate} counts batches alike, and the loss is a mean over tokens, of "
             "which each batch has another number: it would not be the mean over all of them; use "
-            f"--batch-size {config.batch_size * config.accumulate} instead"
+            f"--batch-size {prepared.batch_size * accumulate} instead"
         )

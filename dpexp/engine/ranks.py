@@ -1,6 +1,4 @@
-"""Prepare ranks: build a run in every rank of its world, and agree on what it is, and on its id."""
-
-from dataclasses import replace
+"""Ranks: build a run in every rank of its world, which agree on what it is."""
 
 from dpexp import devices
 from dpexp.config.process import home
@@ -9,14 +7,13 @@ from dpexp.distributed.devices import DeviceRequest
 from dpexp.distributed.group import ProcessGroup, init_process_group
 from dpexp.distributed.signals import Terminated
 from dpexp.distributed.world import World
-from dpexp.engine.prepare import Prepared, prepare
+from dpexp.engine.prepare import prepare
+from dpexp.engine.prepared import Prepared
 from dpexp.record.files import check_writable
 
 
-def prepare_ranks(config: RunConfig, world: World | None, run_id: str) -> Prepared:
+def prepare_ranks(config: RunConfig, world: World | None) -> Prepared:
     """``prepare`` in every rank of the world; an error in one rank ends all of them.
-
-    The run has the ``run_id`` that the first rank gives.
 
     Raises ConfigError, LostContact; JournalError in the first rank, which cannot record.
     """
@@ -38,7 +35,7 @@ def prepare_ranks(config: RunConfig, world: World | None, run_id: str) -> Prepar
         error = raised
     group.check_agreement(error, facts)
     assert prepared is not None
-    return _with_run_id(prepared, run_id)
+    return prepared
 
 
 def _group_of(config: RunConfig, world: World | None) -> ProcessGroup:
@@ -46,11 +43,3 @@ def _group_of(config: RunConfig, world: World | None) -> ProcessGroup:
     used = DeviceRequest(config.devices, config.virtual, config.options).of_rank(world).used
     options = config.options.rank_options
     return init_process_group(world, options, used[0] if used else devices.HOST)
-
-
-def _with_run_id(prepared: Prepared, run_id: str) -> Prepared:
-    """The run with the id of all ranks; ranks that torchrun started again begin their run anew."""
-    group = prepared.group
-    run_id = group.broadcast(0, run_id)
-    restarted = group.broadcast(0, (home() / "runs" / run_id).exists())
-    return replace(prepared, run_id=run_id, restarted=restarted)

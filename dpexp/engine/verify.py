@@ -1,36 +1,165 @@
 """Verification: whether a run's layout trains as a single device does, as an entry of the Record.
 
-Three training steps in float64, with the run's own optimizer: a full batch, the last and uneven one of the
-epoch, and another full one; then one on each batch that is made to reach rare paths (``made_batches``).
+    before       copies in float64, with the run's own optimizer: a full batch, the last and uneven one of the
+                 epoch, another full one, and batches made to reach rare paths (``made_batches``)
+    first steps  the run's own trainer, in its own type, beside a single device
+    last step    the same from the state of the trained model
+
 Float64 separates rounding (about 1e-16) from wrong semantics (1e-3 and more); float32 does not.
 """
 
+from __future__ import annotations
+
+from collections.abc import Iterable
 from dataclasses import replace
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, NoReturn
 
 import torch
 
+from dpexp import devices, tensors
 from dpexp.data.batch import Batch
 from dpexp.data.rng import kept_globals
-from dpexp.engine.prepare import Prepared
+from dpexp.engine.prepared import Prepared
+from dpexp.engine.progress import ProgressBar
 from dpexp.record.journal import Journal
 from dpexp.record.record import Row
 from dpexp.timing import Timer
 from dpexp.training.optimizers import OptimizerChoice
+from dpexp.training.trainer import Trainer
 from dpexp.verification.compare import Difference
 from dpexp.verification.failure import Report, no_report
 from dpexp.verification.made_batches import Pieces, made_batches
+from dpexp.verification.mode import Mode
+from dpexp.verification.own_steps import FIRST, OwnSteps, Pairs
 from dpexp.verification.proof import Proof
 from dpexp.verification.result import Result, VerificationError, row_of
-from dpexp.verification.touched_rows import UnknownIdError, with_touched_rows
+from dpexp.verification.touched_rows import UnknownIdError, large_tables, with_touched_rows
 
 UNVERIFIED = "--no-check runs it unverified"
 """What a user may do about a layout that is refused."""
+_NO_STEPS: Row = {"first_steps": None, "last_step": None}
+
+
+class Verification:
+    """The verification of one run. A difference is recorded, and raises VerificationError.
+
+    With ``--no-check`` nothing is compared.
+    """
+
+    def __init__(self, prepared: Prepared, journal: Journal, progress: ProgressBar) -> None:
+        self._prepared, self._journal, self._progress = prepared, journal, progress
+        self._own: OwnSteps | None = None
+        self._entry, self._notes = "first_steps", list[str]()
+        self._first = min(FIRST, prepared.schedule.warmup)
+        accumulate = prepared.optimizer.accumulate if prepared.optimizer is not None else 1
+        self._last = (1 + FIRST - self._first) * accumulate
+        dtype = str(prepared.dtype).removeprefix("torch.")
+        self._type = f"{dtype} under autocast to {prepared.autocast}" if prepared.autocast else dtype
+
+    def before(self) -> None:
+        """Compare steps of copies, before the model is placed."""
+        if not self._prepared.schedule.check:
+            note = "not verified: --no-check"
+            self._journal.set(verification={"checked": False, "passed": None, "note": note, **_NO_STEPS})
+            return
+        self._progress.begin("verify")
+        result = verify(self._prepared, self._report)
+        self._journal.set(verification=row(result))
+        if result.cause:
+            note = "; ".join([*result.notes, UNVERIFIED])
+            raise VerificationError.of(self._prepared.strategy.name, result.tolerance, result.cause, note)
+        self._check_untouched()
+        self._own = self._own_steps(result.mode_in_training)
+
+    def first(self, trainer: Trainer, batches: Iterable[Batch]) -> None:
+        """Compare the run's first steps, on the first of these batches of this rank."""
+        if self._own is None:
+            return
+        self._record("as placed, before the first step", self._own.bind(trainer))
+        result = self._own.first(self._pairs(islice(batches, self._first)))
+        devices.reset_peak_memory(trainer.placed.devices)
+        self._record("in the run's own first steps", result)
+
+    def last(self, number: int) -> None:
+        """Compare steps from the trained state, on the batches that would come after so many steps."""
+        if self._own is None:
+            return
+        self._entry = "last_step"
+        parts = islice(self._prepared.endless_batches(number), self._last)
+        self._record(
+            "after the last measured step, from its state", self._own.last(self._pairs(parts, number))
+        )
+        self._check_untouched()
+
+    def _own_steps(self, proven: Mode | None) -> OwnSteps:
+        """``proven`` is the mode in which training mode was compared before."""
+        prepared, model = self._prepared, self._prepared.model
+        if not prepared.strategy.needs.full_tables and large_tables(model):
+            first, last = (prepared.endless_global_batches(at) for at in (0, prepared.schedule.steps))
+            with kept_globals():
+                compared = [*islice(first, self._first), *islice(last, self._last)]
+            model, self._notes = with_touched_rows(model, prepared.group.broadcast(0, compared))
+        objective, optimizer, report = prepared.data.objective, prepared.optimizer, self._report_step
+        return OwnSteps(model, objective, optimizer, prepared.dtype, prepared.autocast, report, proven)
+
+    def _pairs(self, parts: Iterable[Batch], first: int = 0) -> Pairs:
+        """The global batches from number ``first`` on, of these parts: random data is not drawn again."""
+        group = self._prepared.group
+        for number, part in enumerate(parts, first):
+            by_rank = group.all_gather(part.copied()) if group.size > 1 else [part]
+            yield Batch.joined(group.one_of_each_dp_rank(by_rank)) or self._fetched(number), part
+
+    def _fetched(self, number: int) -> Batch | None:
+        """The global batch of this number, which pads all rows alike; None if it is random."""
+        with kept_globals():
+            both = [next(self._prepared.endless_global_batches(number)) for _ in range(2)]
+        bits = [tensors.digest(tensors.walk((each.inputs, each.targets))) for each in both]
+        of_all = {*chain.from_iterable(self._prepared.group.all_gather(bits))}
+        return both[0] if len(of_all) == 1 else None
+
+    # --- the journal ---
+
+    def _report(self, difference: Difference, text: str) -> None:
+        """Record a difference before it is located."""
+        found = {"tolerance": difference.limit, "worst": row_of(difference), "cause": text}
+        self._journal.set(verification={"checked": True, "passed": False, **found})
+        self._journal.flush()
+        self._progress.report_difference(text)
+
+    def _report_step(self, difference: Difference, text: str) -> None:
+        """The same for a step of the run."""
+        worst = {difference.kind: difference}
+        found = Result(self._prepared.dtype, worst=worst, failed=difference, cause=text)
+        self._journal.set({f"verification.{self._entry}": found.row()})
+        self._fail(text)
+        self._progress.report_difference(text)
+
+    def _record(self, where: str, result: Result) -> None:
+        result = replace(result, notes=[*result.notes, *self._notes])
+        self._journal.set({f"verification.{self._entry}": result.row()})
+        if result.cause:
+            self._refuse(result.tolerance, f"{where}, in {self._type}: {result.cause}")
+
+    def _check_untouched(self) -> None:
+        """Raises VerificationError where a user's layout has changed what a single device computes."""
+        untouched = self._prepared.untouched
+        changed = untouched.changed() if untouched is not None else ""
+        cause = next(filter(None, self._prepared.group.all_gather(changed)), "")
+        if cause:
+            self._refuse(0.0, f"the layout has changed what every model computes: {cause}")
+
+    def _refuse(self, tolerance: float, cause: str) -> NoReturn:
+        self._fail(cause)
+        raise VerificationError.of(self._prepared.strategy.name, tolerance, cause, UNVERIFIED)
+
+    def _fail(self, cause: str) -> None:
+        self._journal.set({"verification.passed": False, "verification.cause": cause})
+        self._journal.flush()
 
 
 def verify(prepared: Prepared, report: Report = no_report) -> Result:
-    """Compare the strategy with a single device; the model is not changed.
+    """Compare the strategy with a single device, by copies; the model is not changed.
 
     ``report`` gets what differs before it is located.
     """
@@ -48,45 +177,21 @@ def row(result: Result) -> Row:
     if result.passed is None:
         found["note"] = "; ".join(["not verified: nothing could be compared", *result.notes])
     unreached = {"modules": [*result.unreached_modules], "parameters": [*result.unreached_parameters]}
-    return {
-        **found,
-        "training_steps": result.training_steps,
-        "unreached": unreached,
-        "first_steps": None,
-        "last_step": None,
-    }
-
-
-def unchecked(note: str) -> Row:
-    """That of a run that is not verified."""
-    return {"checked": False, "passed": None, "note": note, "first_steps": None, "last_step": None}
-
-
-def reported(difference: Difference, text: str) -> Row:
-    """That of a run whose difference is being located."""
-    worst, limit = row_of(difference), difference.limit
-    return {"checked": True, "passed": False, "tolerance": limit, "worst": worst, "cause": text}
-
-
-def refuse(prepared: Prepared, journal: Journal, tolerance: float, cause: str) -> NoReturn:
-    """Record what is found wrong after the verification has passed, and raise VerificationError."""
-    journal.set({"verification.passed": False, "verification.cause": cause})
-    journal.flush()
-    raise VerificationError.of(prepared.config.strategy, tolerance, cause, UNVERIFIED)
+    return {**found, "training_steps": result.training_steps, "unreached": unreached, **_NO_STEPS}
 
 
 def _proven(prepared: Prepared, dtype: torch.dtype, report: Report, in_full: bool = False) -> Result:
     """The result of a proof, with notes about what of the model it is given for."""
     compared, model, notes = batches(prepared), prepared.model, list[str]()
-    group = prepared.strategy.group
-    pieces = Pieces.of_layout(group, prepared.selection.used)
+    group, used = prepared.group, prepared.selection.used
+    pieces = Pieces.of_layout(group, used)
     made = made_batches(model, compared[0], pieces)
     if not (in_full or prepared.strategy.needs.full_tables):
         model, notes = with_touched_rows(model, [*compared, *(each.batch for each in made)])
     plain = replace(prepared.strategy, compile=False)
     proof = Proof(
         model,
-        lambda model: plain.place(model, prepared.selection.used, Timer()),
+        lambda model: plain.place(model, used, Timer()),
         compared,
         prepared.data.objective,
         _optimizer(prepared),

@@ -54,6 +54,11 @@ class Strategy(ABC):
     compile: bool = False
     trains: bool = True
 
+    @property
+    def name(self) -> str:
+        """As on the command line."""
+        return self.options.strategy.name
+
     def compiled(self, module: nn.Module) -> nn.Module:
         """The module, compiled in place if the run compiles; it keeps its class and its names."""
         if self.compile:

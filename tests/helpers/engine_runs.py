@@ -8,7 +8,8 @@ from typing import Any
 from dpexp.config.run_config import RunConfig
 from dpexp.engine.loop import execute
 from dpexp.engine.observations import run_facts
-from dpexp.engine.prepare import Prepared, prepare
+from dpexp.engine.prepare import prepare
+from dpexp.engine.prepared import Prepared
 from dpexp.engine.progress import ProgressBar
 from dpexp.record.journal import Journal, NullJournal
 from dpexp.record.record import Record
@@ -17,7 +18,7 @@ from dpexp.record.record import Record
 def recorded(home: Path, config: RunConfig, run_id: str = "run") -> Record:
     prepared = prepare(config)
     with Journal(home / "runs", run_id) as journal:
-        journal.set(run_facts(prepared))
+        journal.set(run_facts(config, prepared))
         execute(prepared, journal, ProgressBar(hidden=True))
         journal.set(status="finished")
     return Record.load(journal.folder)

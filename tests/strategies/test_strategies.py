@@ -145,11 +145,12 @@ def test_sparse_gradients_have_only_the_rows_of_the_batch() -> None:
 
 @pytest.mark.parametrize("strategy", ["whole", "block", "functional", "hybrid"])
 def test_without_devices_a_wrapper_passes_through(strategy: str) -> None:
-    prepared = prepare(RunConfig(strategy, devices="cpu"))
+    config = RunConfig(strategy, devices="cpu")
+    prepared = prepare(config)
     assert prepared.execution == "passthrough"
     placed = prepared.strategy.place(prepared.model, (), Timer())
     batch = next(prepared.batches(0))
-    expected = prepare(RunConfig("single", devices="cpu", model=prepared.config.model)).model(*batch.inputs)
+    expected = prepare(RunConfig("single", devices="cpu", model=config.model)).model(*batch.inputs)
     assert torch.equal(placed.module(*batch.inputs), expected)
     assert all(row["replicas"] == [] for row in device_map(placed))
 

@@ -17,7 +17,8 @@ from dpexp import devices
 from dpexp.config.errors import ConfigError
 from dpexp.config.run_config import RunConfig
 from dpexp.engine.model_check import misfit_as_config_error
-from dpexp.engine.prepare import Prepared, prepare
+from dpexp.engine.prepare import prepare
+from dpexp.engine.prepared import Prepared
 from dpexp.engine.verify import batches, row, verify
 from dpexp.measurement.observe import observe
 from dpexp.report.verification import unreached
@@ -55,8 +56,7 @@ def proven(model: nn.Module, lay_out: Callable[[nn.Module], Placed] | None = Non
 
 def where_it_computes(prepared: Prepared) -> set[str]:
     """The devices on which the layout of a run computes."""
-    config = prepared.config
-    made, model = STRATEGIES[config.strategy](config.options), copy.deepcopy(prepared.model)
+    made, model = prepared.strategy, copy.deepcopy(prepared.model)
     placed = made.place(model, prepared.selection.used, Timer(prepared.selection.used))
     return {
         str(row["device"])

@@ -11,7 +11,8 @@ from torch import nn
 
 from dpexp.config.run_config import RunConfig
 from dpexp.data.batch import Batch
-from dpexp.engine.prepare import Prepared, prepare
+from dpexp.engine.prepare import prepare
+from dpexp.engine.prepared import Prepared
 from dpexp.engine.verify import verify
 from dpexp.strategies.hybrid import Hybrid
 from dpexp.strategies.placed import Placed
@@ -154,7 +155,7 @@ class Wrong(Hybrid):
 
 def test_a_wrong_backward_is_found_in_the_touched_rows() -> None:
     prepared = hybrid()
-    result = verify(replace(prepared, strategy=Wrong(prepared.config)))
+    result = verify(replace(prepared, strategy=Wrong(prepared.strategy.options)))
     assert not result.passed
     assert "embedding.weight" in result.cause
 
@@ -169,7 +170,7 @@ class PlacedWrong(Hybrid):
 def test_a_table_that_is_placed_wrong_is_found_in_rows_that_nothing_looks_up() -> None:
     prepared = hybrid()
     assert list(large_tables(prepared.model)) == ["embedding"]
-    result = verify(replace(prepared, strategy=PlacedWrong(prepared.config)))
+    result = verify(replace(prepared, strategy=PlacedWrong(prepared.strategy.options)))
     assert "parameters (embedding.weight) differ" in result.cause
 
 

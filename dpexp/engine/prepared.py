@@ -1,0 +1,162 @@
+"""Prepared: a run that can start, as plain values. No config comes after it.
+
+RunConfig --prepare--> Prepared: layout, devices, model, data, optimizer, schedule --> loop
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain, count, islice
+
+import torch
+from torch import nn
+
+from dpexp import devices
+from dpexp.config.factories import Factory
+from dpexp.data.batch import Batch
+from dpexp.data.dataset import Dataset
+from dpexp.distributed.devices import DeviceSelection
+from dpexp.distributed.group import ProcessGroup
+from dpexp.measurement.evaluation import Evaluation
+from dpexp.strategies.base import Strategy
+from dpexp.strategies.placed import Placed
+from dpexp.training.optimizers import OptimizerChoice
+from dpexp.training.trainer import Trainer
+from dpexp.verification.untouched import Untouched
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How many batches each pass takes, and which passes there are.
+
+    ``steps`` are measured. ``by_epoch``: metrics are evaluated after each epoch, and not after the last step.
+    ``check``: whether the run is verified; ``profile``: whether operators are.
+    """
+
+    steps: int
+    by_epoch: bool
+    warmup: int
+    phase_steps: int
+    check: bool
+    profile: bool
+
+
+@dataclass
+class Prepared:
+    """A run that can start: layout, devices, model (on the host), data, optimizer and schedule.
+
+    ``optimizer`` is None where the run does not train. ``dtype`` is that of the parameters, ``autocast`` that
+    of mixed precision, empty for none. ``factories`` has what the options name, by option (see
+    ``references.factories``). ``untouched`` says what a user's layout has changed for every model.
+    ``note`` is added to that of the verification.
+    """
+
+    strategy: Strategy
+    selection: DeviceSelection
+    model: nn.Module
+    data: Dataset
+    batch_size: int
+    seed: int
+    optimizer: OptimizerChoice | None
+    dtype: torch.dtype
+    autocast: str
+    schedule: Schedule
+    evaluation: Evaluation
+    factories: Mapping[str, Factory]
+    run_name: str
+    threads_before: int
+    untouched: Untouched | None = None
+    note: str = ""
+
+    @property
+    def group(self) -> ProcessGroup:
+        """The process group of the run."""
+        return self.strategy.group
+
+    @cached_property
+    def batch_rows(self) -> dict[int, int]:
+        """{rows: how many global batches of an epoch have so many}, the full ones first."""
+        return self.data.batch_rows(self.batch_size, self.seed)
+
+    @property
+    def batches_per_epoch(self) -> int:
+        """How many global batches an epoch has, a smaller last one included."""
+        return sum(self.batch_rows.values())
+
+    @property
+    def execution(self) -> str:
+        """``real``, ``virtual`` or ``passthrough``: what kind of run this is; ``planned`` cannot run here."""
+        if self.selection.is_virtual:
+            return "virtual"
+        if self.selection.missing:
+            return "planned"
+        return "passthrough" if self.strategy.needs.devices and not self.selection.used else "real"
+
+    @property
+    def may_mix_devices(self) -> bool:
+        """Whether an operation may meet tensors of two devices, which emulated ones would not refuse.
+
+        Models of dpexp in a layout as it is by default do not; a user's device map or model may.
+        """
+        needs, options = self.strategy.needs, self.strategy.options
+        is_known = bool(self.factories["model"].name) and options == type(options)()
+        return needs.prediction or (self.selection.is_virtual and not (is_known or needs.user_code))
+
+    @property
+    def name(self) -> str:
+        """The run's name: ``--run-name``, or strategy, model and devices."""
+        return self.name_on(max(self.group.size, len(self.selection.used)))
+
+    def name_on(self, size: int) -> str:
+        """The name on so many devices like the first."""
+        if self.run_name:
+            return self.run_name
+        used = self.selection.used
+        place = "cpu" if not used else f"{size}x{used[0].type}" if size > 1 else devices.label(used[0])
+        model = self.factories["model"].name or self.factories["model"].attribute
+        return f"{self.strategy.name}-{model}-{place}"
+
+    def batches(self, epoch: int, *, first: int = 0, shuffle: bool = True) -> Iterator[Batch]:
+        """The global batches of one epoch from number ``first`` on, in the order of the seed."""
+        return self.data.batches(self.batch_size, seed=self.seed, epoch=epoch, first=first, shuffle=shuffle)
+
+    def local_batches(self, epoch: int, *, first: int = 0) -> Iterator[Batch]:
+        """This rank's rows of the global batches of one epoch, from batch ``first`` on, and their weights.
+
+        Every rank must take the same batches: a loss by tokens adds up the tokens of all.
+        """
+        size, seed, group = self.batch_size, self.seed, self.group
+        for batch in self.data.batches(size, seed=seed, epoch=epoch, first=first, rank_rows=group.rows):
+            yield self.data.objective.weighted(batch, group)
+
+    def endless_batches(self, number: int = 0) -> Iterator[Batch]:
+        """This rank's rows of epoch after epoch, from the batch with this number of all on."""
+        return self._endless(self.local_batches, number)
+
+    def endless_global_batches(self, number: int = 0) -> Iterator[Batch]:
+        """The same batches with the rows of all ranks."""
+        return self._endless(self.batches, number)
+
+    def evaluated_batches(self) -> Iterator[Batch]:
+        """All rows that are held out; without any, those of an epoch, or of the measured steps of a part."""
+        if self.evaluation.held_out is not None:
+            return self.evaluation.held_out.batches(self.batch_size, shuffle=False)
+        return islice(self.batches(0, shuffle=False), min(self.schedule.steps, self.batches_per_epoch))
+
+    def _endless(self, batches: Callable[..., Iterator[Batch]], number: int) -> Iterator[Batch]:
+        epoch, first = divmod(number, self.batches_per_epoch)
+        later = (batches(each) for each in count(epoch + 1))
+        return chain(batches(epoch, first=first), chain.from_iterable(later))
+
+    def trainer(self, placed: Placed) -> Trainer:
+        """The trainer of the run's steps."""
+        placed.module.train(self.strategy.trains)
+        devices.reset_peak_memory(placed.devices)
+        return Trainer(
+            placed, self.data.objective.loss, self.optimizer, self.autocast, self.group, must_train=True
+        )
+
+    def release(self) -> None:
+        """End the use of the model, and restore the process's number of torch threads for its next run."""
+        del self.model  # sharded, it holds the process group
+        torch.set_num_threads(self.threads_before)
