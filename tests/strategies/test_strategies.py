@@ -367,7 +367,7 @@ def test_loss_and_backward_of_small_virtual_replicas_have_the_intraop_threads_of
         parameter.register_hook(lambda _: found.append(torch.get_num_threads()))
         loss = prepared.data.objective.loss
         monkeypatch.setattr(
-            type(prepared.data),
+            type(prepared.data.objective),
             "loss",
             lambda *args: found.append(torch.get_num_threads()) or loss(*args[1:]),
         )
