@@ -1,7 +1,20 @@
-"""Factory: the class or function that an option names, to be imported and called with its options.
+"""Factories: what an option such as ``--model`` names: code to import, and the options to call it with.
 
-Registry: the names that an option such as ``--model`` knows, with the options that each takes."""
+All these options have one syntax::
 
+    NAME                              an alias of the option, such as ``linear``: a text of the next form
+    package.module:attribute          code; the current directory is searched too
+    path/to/file.py:attribute         code in a file
+    ...:KEY=VALUE,...                 with options: parameters of what is called, by name
+    ...:PATH,KEY=VALUE,...            short for ``path=PATH``; the path may have commas
+
+Values are Python literals (``4``, ``0.5``, ``True``, ``(8,16)``); anything else is a string. Parameters that
+are annotated as numbers, truth values or texts get nothing else. A parameter whose name would be a Python
+keyword has an underscore at its end: ``in=5`` is ``in_=5``.
+"""
+
+import ast
+import functools
 import importlib
 import importlib.util
 import inspect
@@ -9,7 +22,8 @@ import keyword
 import re
 import sys
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -22,27 +36,33 @@ from dpexp.config.errors import (
     describe,
     did_you_mean,
     no_file,
-    shown,
     unknown,
 )
 from dpexp.config.options import as_type
-from dpexp.config.spec import Spec, parse_options
+
+Aliases = Mapping[str, str]
+"""The names that an option knows: each stands for ``module:attribute``, with options after another colon."""
+
+_CODE = re.compile(r"(.+?\.py|[A-Za-z_][\w.]*):([A-Za-z_][\w.]*)(?::(.*))?", re.DOTALL)
+_OPTION = re.compile(r"\s*([A-Za-z_]\w*)\s*=(.*)", re.DOTALL)
+_PATH = re.compile(r"(.*?)((?:,\s*[A-Za-z_]\w*\s*=[^,]*)*)", re.DOTALL)
+"""``a,b.txt,length=8``: the path, and the options at the end."""
+_TYPES = {kind.__name__: kind for kind in (bool, int, float, str)}
+"""The annotations whose values are checked."""
 
 
 @dataclass(frozen=True)
 class Factory:
-    """``target`` is ``module:attribute`` or ``file.py:attribute``; ``name`` is empty for one of the user's.
+    """Code that is not yet imported. ``where`` begins every error, as ``--model linear:in=5``.
 
-    ``where`` begins every error (``--model linear:in=5``). ``options`` has the given ones, ``defaults`` those
-    of a registered entry, ``argument`` the path that some entries take.
+    ``target`` is ``module:attribute`` or ``file.py:attribute``, ``options`` are those given, and ``name`` is
+    the alias, empty for code of the user.
     """
 
     where: str
     target: str
     options: Mapping[str, Any] = field(default_factory=dict)
     name: str = ""
-    argument: str | None = None
-    defaults: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def module(self) -> str:
@@ -53,11 +73,6 @@ class Factory:
     def attribute(self) -> str:
         """The name in the module."""
         return self.target.rpartition(":")[2]
-
-    @property
-    def all_options(self) -> dict[str, Any]:
-        """The given options, and the defaults of the others."""
-        return {**self.defaults, **self.options}
 
     def load(self, *, objects: bool = False) -> Any:
         """Import it, with ``objects`` also what is not callable, such as a data set.
@@ -88,17 +103,65 @@ class Factory:
     def call(self, loaded: Callable[..., Any], context: Mapping[str, Any] | None = None) -> Any:
         """Call what was loaded with the options, and with the values of ``context`` it has a parameter for.
 
-        Raises ConfigError for an unknown or missing option, and for an exception in the factory.
+        Raises ConfigError for an option that is unknown, missing or of another type, and for any exception.
         """
-        options = {key + "_" * keyword.iskeyword(key): value for key, value in self.options.items()}
+        with self._errors():
+            parameters = _parameters(loaded)
+            free = parameters.keys() - self._by_parameter
+            given = {name: value for name, value in (context or {}).items() if name in free}
+            return loaded(**given | self._arguments(parameters, given))
+
+    def bound(self, loaded: Callable[..., Any], positional: int) -> Callable[..., Any]:
+        """What was loaded with the options, to be called with so many positional arguments: a loss.
+
+        Raises ConfigError as ``call``.
+        """
+        with self._errors():
+            parameters = _parameters(loaded)
+            options = self._arguments(parameters, list(parameters)[:positional])
+            return functools.partial(loaded, **options) if options else loaded
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        """Errors are ConfigErrors that begin with ``where``."""
         try:
             with as_config_error(self.target):
-                parameters = inspect.signature(loaded).parameters
-                values = {key: value for key, value in (context or {}).items() if key in parameters} | options
-                _check_call(list(parameters.values()), values, self.name or self.target)
-                return loaded(**values)
+                yield
         except ConfigError as error:
-            raise ConfigError(f"{self.where}: {error}") from error
+            text = str(error)
+            raise ConfigError(text if text.startswith(self.where) else f"{self.where}: {text}") from error
+
+    def _arguments(self, parameters: Mapping[str, inspect.Parameter], given: Collection[str]) -> Any:
+        """The options as the parameters take them that are not ``given``."""
+        by_name = [p for p in parameters.values() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+        known = {p.name: p for p in by_name if p.name not in given}
+        takes_others = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+        arguments = {}
+        for name, value in self._by_parameter.items():
+            if name in known:
+                arguments[name] = _of_type(value, known[name].annotation, name.rstrip("_"))
+            elif takes_others:
+                arguments[name] = value
+            else:
+                raise ConfigError(self._not_taken(name.rstrip("_"), [each.rstrip("_") for each in known]))
+        missing = [p.name for p in known.values() if p.default is p.empty and p.name not in arguments]
+        if missing:
+            example = ",".join(f"{name}=…" for name in missing)
+            raise ConfigError(f"{self._called} needs {', '.join(missing)}: write {self._called}:{example}")
+        return arguments
+
+    def _not_taken(self, key: str, known: list[str]) -> str:
+        if key == "path":
+            return f"{self._called} takes no path '{self.options[key]}': write KEY=VALUE,..."
+        return f"{self._called} takes no option '{key}'; {available(known)}{did_you_mean(key, known)}"
+
+    @property
+    def _by_parameter(self) -> dict[str, Any]:
+        return {key + "_" * keyword.iskeyword(key): value for key, value in self.options.items()}
+
+    @property
+    def _called(self) -> str:
+        return self.name or self.target
 
     def check_no_options(self, loaded: object) -> None:
         """Raises ConfigError for options of an object, which is used as it is."""
@@ -107,24 +170,92 @@ class Factory:
             raise ConfigError(f"{self.where}: {self.target} is {kind} and not a factory: it takes no options")
 
 
-def unknown_option(factory: str, key: str, known: Iterable[str]) -> str:
-    """The error for an option that a factory does not take."""
-    known = list(known)
-    return f"{factory} takes no option '{key}'; {available(known)}{did_you_mean(key, known)}"
+def find(flag: str, text: str, aliases: Aliases) -> Factory:
+    """What the text of an option names; nothing is imported.
+
+    Raises ConfigError for an unknown alias, a missing file and options that cannot be read.
+    """
+    text = text.strip()
+    where, (name, _, options) = f"{flag} {text}", text.partition(":")
+    is_alias = name in aliases
+    match = _CODE.fullmatch(aliases[name] if is_alias else text)
+    if match is None:
+        raise _unknown(flag, text, name, aliases)
+    module, attribute, own = match[1], match[2], _options(match[3] or "", where)
+    if module.endswith(".py") and not Path(module).expanduser().is_file():
+        raise ConfigError(f"{where}: {no_file(module)}")
+    given = _options(options, where) if is_alias else {}
+    return Factory(where, f"{module}:{attribute}", own | given, name if is_alias else "")
 
 
-def _check_call(parameters: list[inspect.Parameter], values: Mapping[str, Any], factory: str) -> None:
-    by_name = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-    names = [p.name for p in by_name]
-    if not any(p.kind is p.VAR_KEYWORD for p in parameters):
-        for key in values:
-            if key not in names:
-                known = [name.rstrip("_") for name in names]
-                raise ConfigError(unknown_option(factory, key.rstrip("_"), known))
-    missing = [p.name for p in by_name if p.default is p.empty and p.name not in values]
-    if missing:
-        example = ",".join(f"{name}=…" for name in missing)
-        raise ConfigError(f"{factory} needs {', '.join(missing)}: write {factory}:{example}")
+def _unknown(flag: str, text: str, name: str, aliases: Aliases) -> ConfigError:
+    if name.endswith(".py") or "/" in name:
+        return ConfigError(f"{flag} {text}: name the factory after the file, as {name}:make")
+    if not aliases:
+        return ConfigError(f"{flag} {text}: write package.module:function or FILE.py:function")
+    return unknown(flag.lstrip("-"), name, aliases, flag)
+
+
+# --- options -------------------------------------------------------------------------------------
+
+
+def _options(text: str, where: str) -> dict[str, Any]:
+    """The values in ``KEY=VALUE,...`` or ``PATH,KEY=VALUE,...``. Raises ConfigError."""
+    options: dict[str, Any] = {}
+    parts = _split(text) if text.strip() else []
+    if parts and not _OPTION.fullmatch(parts[0]) and (match := _PATH.fullmatch(text)):
+        options |= {"path": match[1]} if match[1] else {}
+        parts = _split(match[2])[1:]
+    for part in parts:
+        match = _OPTION.fullmatch(part)
+        if match is None:
+            raise ConfigError(
+                f"{where}: '{part.strip()}' is not an option; write KEY=VALUE, separated by commas"
+            )
+        if match[1] in options:
+            raise ConfigError(f"{where}: option '{match[1]}' is given twice")
+        options[match[1]] = _literal(match[2].strip())
+    return options
+
+
+def _split(text: str) -> list[str]:
+    """The parts between the commas that are not inside brackets."""
+    parts, depth = [""], 0
+    for character in text:
+        depth += (character in "([{") - (character in ")]}")
+        if character == "," and depth <= 0:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return parts
+
+
+def _literal(text: str) -> Any:
+    if text in ("true", "false"):
+        return text == "true"
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):  # {[]: 1}, or deeply nested
+        return text
+
+
+def _parameters(called: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    """By name. A function in C has no signature and may take anything."""
+    try:
+        return inspect.signature(called).parameters
+    except (TypeError, ValueError):
+        return {"options": inspect.Parameter("options", inspect.Parameter.VAR_KEYWORD)}
+
+
+def _of_type(value: Any, annotation: Any, name: str) -> Any:
+    """The value as the type that an annotation names. Raises ConfigError."""
+    kind = _TYPES.get(str(getattr(annotation, "__name__", annotation)))
+    if kind is None:
+        return value
+    return str(value) if kind is str else as_type(value, kind, name)
+
+
+# --- imports -------------------------------------------------------------------------------------
 
 
 def _import(name: str) -> ModuleType:
@@ -154,99 +285,3 @@ def _add_to_path(folder: Path) -> None:
     """Let imports find modules of this folder, after all installed ones."""
     if str(folder) not in sys.path:
         sys.path.append(str(folder))
-
-
-_LISTED = re.compile(r"(\w+)[\s,]+(\w+\s*=.*)", re.DOTALL)
-"""``linear,in=5``: a name and options without the colon between."""
-
-
-@dataclass(frozen=True)
-class Option:
-    """An option of a registered entry; ``feature`` names the property of Features that is its default."""
-
-    name: str
-    type: type
-    default: Any
-    help: str
-    feature: str | None = None
-    min: float | None = 1
-
-
-@dataclass(frozen=True)
-class Entry:
-    """A registered model, data source, loss or optimizer; ``factory`` is ``module:attribute``.
-
-    It is imported when used. If it ``takes_more`` options than those here, it checks them itself; their
-    values are numbers, true and false, and tuples of numbers.
-    """
-
-    help: str
-    factory: str
-    options: tuple[Option, ...] = ()
-    argument: str | None = None
-    takes_more: bool = False
-
-    @property
-    def defaults(self) -> dict[str, Any]:
-        """The value of each option that is not given."""
-        return {option.name: option.default for option in self.options}
-
-
-class Registry(dict[str, Entry]):
-    """Entries by name; ``flag`` and ``kind`` (``--model``, ``model``) appear in errors."""
-
-    def __init__(self, flag: str, kind: str, entries: Mapping[str, Entry]) -> None:
-        super().__init__(entries)
-        self.flag, self.kind = flag, kind
-
-    def find(self, spec: Spec) -> Factory:
-        """What a Spec names: an entry or a user factory, of which neither is imported.
-
-        Raises ConfigError for an unknown name or option, a value of the wrong type and a missing file.
-        """
-        where = f"{self.flag} {spec.text.strip()}"
-        if spec.name in self:
-            return _registered(spec, self[spec.name], where)
-        found = spec.user_factory()
-        if found is None:
-            raise self._unknown(spec, where)
-        module, attribute, options = found
-        if module.endswith(".py") and not Path(module).expanduser().is_file():
-            raise ConfigError(f"{where}: {no_file(module)}")
-        return Factory(where, f"{module}:{attribute}", parse_options(options, where))
-
-    def _unknown(self, spec: Spec, where: str) -> ConfigError:
-        if spec.name.endswith(".py") or "/" in spec.name:
-            return ConfigError(f"{where}: name the factory after the file, as {spec.name}:make")
-        if (listed := _LISTED.fullmatch(spec.text.strip())) and listed[1] in self:
-            return ConfigError(f"{where}: options follow a colon, as {listed[1]}:{listed[2]}")
-        return unknown(self.kind, spec.name, self, self.flag)
-
-
-def _registered(spec: Spec, entry: Entry, where: str) -> Factory:
-    argument, rest = (None, spec.rest) if entry.argument is None else spec.argument()
-    if argument == "":
-        raise ConfigError(f"{where}: it needs {entry.argument}, as {spec.name}:{entry.argument}")
-    known = {option.name: option for option in entry.options}
-    options = parse_options(rest, where)
-    for key, value in options.items():
-        if key in known:
-            options[key] = _checked(known[key], value, where)
-        elif entry.takes_more:
-            _check_numbers(key, value, where)
-        else:
-            raise ConfigError(f"{where}: {unknown_option(spec.name, key, known)}")
-    return Factory(where, entry.factory, options, spec.name, argument, entry.defaults)
-
-
-def _check_numbers(name: str, value: Any, where: str) -> None:
-    numbers = value if isinstance(value, tuple) else (value,)
-    if not all(isinstance(number, int | float) for number in numbers):
-        raise ConfigError(f"{where}: '{name}' takes a number, true or false, found {shown(value)}")
-
-
-def _checked(option: Option, value: Any, where: str) -> Any:
-    value = str(value) if option.type is str else as_type(value, option.type, option.name, where)
-    if option.min is not None and isinstance(value, int | float) and not value >= option.min:
-        raise ConfigError(f"{where}: '{option.name}' must be at least {option.min:g}, found {shown(value)}")
-    return value

@@ -13,7 +13,6 @@ from typing import Any, Literal
 
 from dpexp.config import names
 from dpexp.config.errors import ConfigError, did_you_mean, shown
-from dpexp.config.spec import Spec
 
 Role = Literal["run", "delivery", "label"]
 """What an option decides: the run itself; whether MLflow gets it; under which names."""
@@ -65,15 +64,8 @@ def flag_name(field: str) -> str:
     return "--" + field.replace("_", "-")
 
 
-def spec_options(cls: type) -> list[str]:
-    """The options of a config class that name code or files: those with a Spec."""
-    types = types_of(cls)
-    return [field.name for field in option_fields(cls) if types[field.name] is Spec]
-
-
 _TYPE_NAMES = {
     str: "a text",
-    Spec: "a text",
     int: "a whole number",
     float: "a number",
     bool: "true or false",
@@ -84,18 +76,13 @@ _TYPE_NAMES = {
 
 
 def as_type(value: Any, wanted: Any, name: str, where: str = "") -> Any:
-    """The value as the wanted type: an int may become a float, a list a tuple, a text a Spec.
-
-    Raises ConfigError.
-    """
+    """The value as the wanted type: an int may become a float, a list a tuple. Raises ConfigError."""
     kinds = typing.get_args(wanted) if isinstance(wanted, UnionType) else (wanted,)
     kinds = tuple(typing.get_origin(kind) or kind for kind in kinds)
     for kind in kinds:
         if kind is tuple:
             if isinstance(value, list | tuple) and all(isinstance(item, str) for item in value):
                 return tuple(value)
-        elif kind is Spec and isinstance(value, str):
-            return value if isinstance(value, Spec) else Spec(value)
         elif isinstance(value, bool) != (kind is bool):
             continue  # a bool is also an int
         elif kind is float and isinstance(value, int):
@@ -139,6 +126,4 @@ def _problem(value: Any, limits: Mapping[str, Any]) -> str:
 
 def to_json(value: Any) -> Any:
     """The value of an option as JSON has it."""
-    if isinstance(value, Spec):
-        return value.text
     return list(value) if isinstance(value, tuple) else value

@@ -16,7 +16,6 @@ from typing import Any
 
 from dpexp.config.errors import ConfigError, available, unknown
 from dpexp.config.options import Role, option, option_fields, to_json, validate
-from dpexp.config.spec import SpecField
 from dpexp.config.strategy_options import StrategyOptions
 from dpexp.config.strategy_registry import STRATEGY_OPTIONS
 
@@ -32,31 +31,30 @@ class RunConfig:
     """One run: the strategy, the model and data, the devices and the number of steps.
 
     ``RunConfig("hybrid", virtual=2, options=HybridOptions(sparse=True))``; ``options`` may be a mapping.
-    Model, data, loss and optimizer are given as texts, and are a ``Spec`` each from here on.
     Raises ConfigError for a wrong type, a value out of range and an unknown name. Names of submodules
     and files are checked when the run is prepared.
     """
 
     strategy: str
-    model: SpecField = option(
+    model: str = option(
         "",
         "Model and its options, as linear:in=5,out=2, or pkg.mod:factory. "
         "Default: linear; blocks for block, place, fsdp and custom; embedding for hybrid.",
         metavar="NAME[:KEY=VALUE,...]",
     )
-    data: SpecField = option(
+    data: str = option(
         "random",
         "Data: random[:samples=100], digits, text:PATH, sequences, clicks, pkg.mod:factory.",
         metavar="SOURCE",
     )
-    loss: SpecField = option(
+    loss: str = option(
         "", "mse, l1, huber, cross_entropy or pkg.mod:function. Default: the model's, else by the targets."
     )
-    metrics: SpecField = option(
+    metrics: str = option(
         "",
         "pkg.mod:function of outputs and targets that gives {name: number}. Default: the model's metrics.",
     )
-    validation: SpecField = option(
+    validation: str = option(
         "",
         "Data to evaluate on after each epoch, or after --steps; as --data. Default: what --data holds out.",
         metavar="SOURCE",
@@ -80,9 +78,9 @@ class RunConfig:
         flag="--profile/--no-profile",
     )
     eval: bool = option(False, "Forward only, in eval mode and without gradients.", flag="--eval/--train")
-    optimizer: SpecField = option(
+    optimizer: str = option(
         "sgd",
-        "sgd, momentum, adam, adamw, adamax, nadam, radam, adagrad, rowwise_adagrad, adadelta or rmsprop, "
+        "sgd, momentum, adam, adamw, adamax, nadam, radam, adagrad, adadelta or rmsprop, "
         "with options as adamw:weight_decay=0.01, or pkg.mod:factory.",
         metavar="NAME[:KEY=VALUE,...]",
     )

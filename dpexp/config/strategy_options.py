@@ -26,10 +26,9 @@ from functools import cached_property
 from typing import ClassVar
 
 from dpexp.config.errors import ConfigError, plural
-from dpexp.config.factories import Factory, Registry
+from dpexp.config.factories import Factory, find
 from dpexp.config.mesh import Mesh
 from dpexp.config.options import option, validate
-from dpexp.config.spec import SpecField
 
 
 @dataclass(frozen=True)
@@ -69,7 +68,7 @@ class StrategyOptions:
 
     @property
     def factories(self) -> dict[str, Factory]:
-        """The user's functions that options name, by option. Raises ConfigError as ``Registry.find``."""
+        """The user's functions that options name, by option. Raises ConfigError as ``find``."""
         return {}
 
     def with_devices(self, names: Mapping[str, str]) -> StrategyOptions:
@@ -327,7 +326,7 @@ class CustomOptions(LaunchOptions):
 
     mixes_kinds = True
 
-    layout: SpecField = option(
+    layout: str = option(
         "",
         "Function that lays the model out: (model, mesh) -> module, or (model, devices) -> module.",
         metavar="FILE.py:FUNCTION",
@@ -350,8 +349,8 @@ class CustomOptions(LaunchOptions):
 
     @cached_property
     def function(self) -> Factory:
-        """The function that ``--layout`` names. Raises ConfigError as ``Registry.find``."""
-        return Registry("--layout", "layout", {}).find(self.layout)
+        """The function that ``--layout`` names. Raises ConfigError as ``find``."""
+        return find("--layout", self.layout, {})
 
     @property
     def factories(self) -> dict[str, Factory]:

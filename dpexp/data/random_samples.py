@@ -19,7 +19,7 @@ _FIRST = (nn.Linear, nn.Embedding, nn.EmbeddingBag, nn.Conv1d, nn.Conv2d, nn.Con
 class RandomSource(Source):
     """``random:samples=100,shape=3x32x32``. The same seed and model give the same samples."""
 
-    def __init__(self, where: str, samples: int, shape: str) -> None:
+    def __init__(self, where: str, samples: int = 100, shape: str = "") -> None:
         super().__init__(where)
         self.samples = samples
         self.shape = _parsed(shape, where) if shape else None

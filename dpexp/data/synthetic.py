@@ -37,7 +37,9 @@ class SequencesSource(SyntheticSource):
 
     name = "sequences"
 
-    def __init__(self, where: str, samples: int, length: int, width: int, classes: int) -> None:
+    def __init__(
+        self, where: str, samples: int = 1000, length: int = 20, width: int = 8, classes: int = 4
+    ) -> None:
         super().__init__(where)
         self.samples, self.classes = samples, classes
         self.description = f"{plural(samples, 'sequence')} of 1 to {plural(length, 'step')}"
@@ -77,7 +79,15 @@ class ClicksSource(SyntheticSource):
 
     name = "clicks"
 
-    def __init__(self, where: str, samples: int, dense: int, tables: int, rows: int, skew: float) -> None:
+    def __init__(
+        self,
+        where: str,
+        samples: int = 10_000,
+        dense: int = 13,
+        tables: int = 8,
+        rows: int = 1000,
+        skew: float = 1.1,
+    ) -> None:
         super().__init__(where)
         self.samples, self.skew, self.rows, self.tables = samples, skew, rows, tables
         self.description = f"{plural(samples, 'sample')} of {plural(tables, 'id')} below {rows}"

@@ -27,9 +27,9 @@ SUFFIXES = (".txt", ".md", ".rst", ".py", ".csv", ".json", ".html", ".xml", ".te
 class TextSource(Source):
     """``text:PATH``: a file, or the text files below a folder in the order of their paths."""
 
-    def __init__(self, where: str, argument: str, length: int) -> None:
+    def __init__(self, where: str, path: str, length: int = 32) -> None:
         super().__init__(where)
-        self.path = Path(argument).expanduser()
+        self.path = Path(path).expanduser()
         self.length = length
         self.files = self._find_files()
         size = sum(file.stat().st_size for file in self.files)

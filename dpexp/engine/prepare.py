@@ -4,7 +4,6 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 
 import torch
 from torch import nn
@@ -138,7 +137,7 @@ def _dataset(config: RunConfig, source: Source, model: nn.Module, validation: Fa
 def _metrics(found: Mapping[str, Factory], model: nn.Module) -> Metrics | None:
     """Those of ``--metrics``, else the model's."""
     given = found.get("metrics")
-    return metrics_of(model) if given is None else partial(given.load(), **given.options)
+    return metrics_of(model) if given is None else given.bound(given.load(), 2)
 
 
 def _untouched(prepared: Prepared) -> tuple[Untouched | None, str]:

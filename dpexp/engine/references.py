@@ -14,29 +14,30 @@ from dataclasses import dataclass
 from math import prod
 
 from dpexp import live
-from dpexp.config.factories import Factory
-from dpexp.config.options import flag_name, spec_options
+from dpexp.config.factories import Aliases, Factory, find
+from dpexp.config.options import flag_name
 from dpexp.config.run_config import RunConfig
-from dpexp.config.spec import Spec
-from dpexp.data.registry import LOSSES, METRICS, SOURCES, VALIDATION_SOURCES
+from dpexp.data.registry import LOSSES, SOURCES
 from dpexp.models.registry import MODELS
 from dpexp.record.record import Row
 from dpexp.training.optimizers import OPTIMIZERS
 
+ALIASES: Mapping[str, Aliases] = {
+    "model": MODELS,
+    "data": SOURCES,
+    "loss": LOSSES,
+    "metrics": {},
+    "validation": SOURCES,
+    "optimizer": OPTIMIZERS,
+}
+"""The options of every strategy that name code, and the names that each knows."""
+
 
 def factories(config: RunConfig) -> dict[str, Factory]:
-    """What the Specs of a config name, by option: found in the registries, not imported.
-
-    Raises ConfigError as ``Registry.find``.
-    """
-    given = {"loss": LOSSES, "metrics": METRICS, "validation": VALIDATION_SOURCES}
-    return {
-        "data": SOURCES.find(config.data),
-        **{name: known.find(spec) for name, known in given.items() if (spec := getattr(config, name))},
-        "model": MODELS.find(config.model),
-        "optimizer": OPTIMIZERS.find(config.optimizer),
-        **config.options.factories,
-    }
+    """What the options of a config name, by option; nothing is imported. Raises ConfigError as ``find``."""
+    given = {name: getattr(config, name) for name in ALIASES}
+    found = {name: find(flag_name(name), text, ALIASES[name]) for name, text in given.items() if text}
+    return found | config.options.factories
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ class Reference:
     @property
     def is_outside(self) -> bool:
         """Whether it is not part of dpexp."""
-        return not self.factory.name or self.factory.argument is not None
+        return not self.factory.name or "path" in self.factory.options
 
     @property
     def is_live(self) -> bool:
@@ -67,8 +68,8 @@ class Reference:
         """The file or folder as the user wrote it, or where a module of the working directory may be."""
         if not self.is_outside or self.is_live:
             return ()
-        if self.factory.argument:
-            return (self.factory.argument,)
+        if self.factory.name:
+            return (str(self.factory.options["path"]),)
         if self.factory.module.endswith(".py"):
             return (self.factory.module,)
         path = self.factory.module.replace(".", "/")
@@ -77,8 +78,8 @@ class Reference:
     def __str__(self) -> str:
         """What a run would do with it."""
         option = f"{self.flag} {self.text}"
-        if self.factory.argument:
-            return f"{option} reads {self.factory.argument}"
+        if self.factory.name:
+            return f"{option} reads {self.factory.options['path']}"
         arguments = ", ".join(f"{key}={value!r}" for key, value in self.factory.options.items())
         return f"{option} imports {self.factory.module} and calls {self.factory.attribute}({arguments})"
 
@@ -89,26 +90,24 @@ def references(config: RunConfig, found: Mapping[str, Factory] | None = None) ->
     Imports nothing of it. Raises ConfigError as ``factories``.
     """
     found = factories(config) if found is None else found
-    return [
-        Reference(name, spec.text, found[name])
-        for part in (config, config.options)
-        for name in spec_options(type(part))
-        if (spec := getattr(part, name))
-    ]
+    parts = (config, config.options)
+    texts = {name: getattr(part, name) for part in parts for name in found if hasattr(part, name)}
+    return [Reference(name, texts[name], factory) for name, factory in found.items()]
 
 
 def registry() -> list[Row]:
-    """A row for each registered model: name, help, and its options with default and help."""
+    """A row for each model that has a name: ``model``, ``help``, and its options with default and help."""
     rows = []
-    for name, entry in MODELS.items():
-        made = MODELS.find(Spec(name)).load()
+    for name in MODELS:
+        made = find("--model", name, MODELS).load()
         decided = {option: f"From the data: {of.replace('_', ' ')}." for option, of in made.from_data}
         options = [
             {"option": option, "default": parameter.default, "help": decided.get(option, "")}
             for key, parameter in inspect.signature(made).parameters.items()
             for option in [key.rstrip("_")]
         ]
-        rows.append({"model": name, "help": entry.help, "options": options})
+        help = str(inspect.getdoc(made)).partition("\n")[0].replace("``", "")
+        rows.append({"model": name, "help": help, "options": options})
     return rows
 
 

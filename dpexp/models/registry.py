@@ -7,32 +7,23 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dpexp.config.errors import ConfigError, describe
-from dpexp.config.factories import Entry, Factory, Registry
+from dpexp.config.factories import Aliases, Factory
 from dpexp.config.features import Features
 
 if TYPE_CHECKING:
     from torch import nn
 
-
-def _entry(factory: str, help: str) -> Entry:
-    return Entry(help, f"dpexp.models.{factory}", takes_more=True)
-
-
-MODELS = Registry(
-    "--model",
-    "model",
-    {
-        "linear": _entry("linear:Linear", "One linear layer."),
-        "blocks": _entry("linear:Blocks", "Three linear blocks: block1, block2, block3."),
-        "embedding": _entry("embeddings:EmbeddingLinear", "An embedding table and a linear layer."),
-        "cnn": _entry("images:CNN", "A small convolutional network for images."),
-        "mlp": _entry("linear:MLP", "A multi-layer perceptron."),
-        "rnn": _entry("sequences:RNN", "An LSTM over sequences of different lengths."),
-        "capsnet": _entry("images:CapsNet", "Capsules with dynamic routing and margin loss, for images."),
-        "transformer": _entry("sequences:Transformer", "A small encoder with self-attention."),
-        "dlrm": _entry("embeddings:DLRM", "Embedding tables and dense features: the prediction of clicks."),
-    },
-)
+MODELS: Aliases = {
+    "linear": "dpexp.models.linear:Linear",
+    "blocks": "dpexp.models.linear:Blocks",
+    "embedding": "dpexp.models.embeddings:EmbeddingLinear",
+    "cnn": "dpexp.models.images:CNN",
+    "mlp": "dpexp.models.linear:MLP",
+    "rnn": "dpexp.models.sequences:RNN",
+    "capsnet": "dpexp.models.images:CapsNet",
+    "transformer": "dpexp.models.sequences:Transformer",
+    "dlrm": "dpexp.models.embeddings:DLRM",
+}
 """Their options are the arguments of the classes."""
 
 

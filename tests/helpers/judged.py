@@ -48,7 +48,7 @@ RANKS: dict[str, dict[str, Any]] = {
 """Layouts of two ranks."""
 FEW = ("ddp unused", "custom of rows")
 """Those whose gradients come together as in another: they train with some optimizers."""
-FOR_SPARSE = ("sgd", "adam", "adagrad", "rowwise_adagrad")
+FOR_SPARSE = ("sgd", "adam", "adagrad")
 
 AUTOCAST: dict[str, tuple[tuple[str, int], ...]] = {
     "single": (),

@@ -123,20 +123,17 @@ OPTIMIZERS = {
     "nadam": Rate(optim.NAdam, 0.05),
     "radam": Rate(optim.RAdam, 0.5),
     "adagrad": Rate(optim.Adagrad, 0.2, "initial_accumulator_value=0.1,eps=0.1"),
-    "rowwise_adagrad": Rate(optim.Adagrad, 0.2, "initial_accumulator_value=0.1,eps=0.1"),
     "adadelta": Rate(optim.Adadelta, 2.0),
     "rmsprop": Rate(optim.RMSprop, 0.02),
 }
 
 
 class Table:
-    """Row-wise Adagrad, or Adam on the rows of the batches, of a table with a dense gradient."""
+    """Adam on the rows of the batches, of a table with a dense gradient."""
 
-    def __init__(self, table: nn.Parameter, rule: str, lr: float) -> None:
-        self.table, self.rule, self.lr, self.steps = table, rule, lr, 0
-        options = OPTIMIZERS[rule].values
-        self.eps = options["eps"]
-        self.sums = torch.full_like(table.detach(), options.get("initial_accumulator_value", 0.0))
+    def __init__(self, table: nn.Parameter, lr: float) -> None:
+        self.table, self.lr, self.steps = table, lr, 0
+        self.eps = OPTIMIZERS["adam"].values["eps"]
         self.mean, self.square = torch.zeros_like(table.detach()), torch.zeros_like(table.detach())
 
     def step(self, rows: Tensor) -> None:
@@ -149,9 +146,6 @@ class Table:
                 self.table[row] -= self.lr * self._direction(row, gradient[row])
 
     def _direction(self, row: int, gradient: Tensor) -> Tensor:
-        if self.rule == "rowwise_adagrad":
-            self.sums[row] += gradient.square().mean()
-            return gradient / (self.sums[row].sqrt() + self.eps)
         self.mean[row] = 0.9 * self.mean[row] + 0.1 * gradient
         self.square[row] = 0.999 * self.square[row] + 0.001 * gradient.square()
         first, second = 1 - 0.9**self.steps, 1 - 0.999**self.steps
@@ -216,8 +210,8 @@ class Loop:
         self.dtype = torch.float32 if training.autocast else torch.float64
         self.net = self.model = Net().to(self.dtype)
         table, *others = (each for each in self.net.parameters() if each.requires_grad)
-        by_rows = training.optimizer in ("rowwise_adagrad", *(["adam"] if training.sparse else []))
-        self.table = Table(table, training.optimizer, training.lr) if by_rows else None
+        by_rows = training.optimizer == "adam" and training.sparse
+        self.table = Table(table, training.lr) if by_rows else None
         self.optimizer = rate.optimizer(others if by_rows else [table, *others], training.lr)
         for name, count in training.pieces:
             split = Pieces(getattr(self.net, name) if name else self.net, count)

@@ -13,8 +13,8 @@ from command_lines import ROOT
 from torch import nn
 
 from dpexp.config.errors import ConfigError
+from dpexp.config.factories import find
 from dpexp.config.features import PADDING, Features
-from dpexp.config.spec import Spec
 from dpexp.data.batch import Batch
 from dpexp.data.dataset import Dataset
 from dpexp.models.images import ABSENT, PRESENT, CapsNet, squash
@@ -73,8 +73,8 @@ def accuracy(model: nn.Module, dataset: Dataset) -> float:
 def test_registries_import_neither_torch_nor_numpy() -> None:
     code = (
         "import sys, dpexp.models.registry, dpexp.data.registry\n"
-        "from dpexp.config.spec import Spec\n"
-        "for text in ('linear:in=4', 'pkg.mod:factory'): dpexp.models.registry.MODELS.find(Spec(text))\n"
+        "from dpexp.config.factories import find\n"
+        "for text in ('linear:in=4', 'a.b:c'): find('--model', text, dpexp.models.registry.MODELS)\n"
         "print([name for name in ('torch', 'numpy', 'mlflow', 'sklearn') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
@@ -88,7 +88,7 @@ def test_equal_seeds_build_equal_weights_of_every_option(name: str) -> None:
     pairs = [*zip(plain.parameters(), same.parameters(), other.parameters(), strict=True)]
     assert all(torch.equal(a, b) for a, b, _ in pairs)
     assert not all(torch.equal(a, c) for a, _, c in pairs)
-    for key, option in inspect.signature(MODELS.find(Spec(name)).load()).parameters.items():
+    for key, option in inspect.signature(find("--model", name, MODELS).load()).parameters.items():
         value = not option.default if option.default is True else option.default * 2 or 8
         changed = built(f"{name}:{key.rstrip('_')}={value}")
         assert description(changed) != description(plain), key

@@ -15,7 +15,7 @@ from dpexp.engine.verify import verify
 from dpexp.measurement.observe import optimizer_map
 from dpexp.strategies.placed import Shards
 from dpexp.timing import Timer
-from dpexp.training.optimizers import FOR_SPARSE, OPTIMIZERS, RowwiseAdagrad, clip
+from dpexp.training.optimizers import FOR_SPARSE, OPTIMIZERS, clip
 from dpexp.training.trainer import Trainer
 
 TABLE = "embedding:rows=40,dim=4"
@@ -66,37 +66,13 @@ def test_rounding_of_a_gradient_that_is_zero_is_not_taken_for_a_wrong_layout() -
 
 
 def test_tables_get_the_variant_and_everything_else_the_optimizer() -> None:
-    expected = {"sgd": "SGD", "adam": "SparseAdam", "adagrad": "Adagrad", "rowwise_adagrad": "RowwiseAdagrad"}
+    expected = {"sgd": "SGD", "adam": "SparseAdam", "adagrad": "Adagrad"}
     for optimizer, variant in expected.items():
         made = trainer(hybrid(optimizer, virtual=1)).optimizers
         assert made is not None
         assert [type(each).__name__ for each in made.members][-1] == variant
-        is_one = optimizer in ("sgd", "adagrad")
+        is_one = optimizer != "adam"
         assert len(made.members) == 2 - is_one, "a step of each costs as much as a small table's"
-    dense = trainer(hybrid("rowwise_adagrad", sparse=False)).optimizers
-    assert dense is not None
-    assert [type(each).__name__ for each in dense.members] == ["Adagrad", "RowwiseAdagrad"]
-
-
-def test_rowwise_adagrad_divides_by_one_number_for_each_row() -> None:
-    gradient = torch.tensor([[3.0, 4.0], [0.0, 0.0], [1.0, 1.0]], dtype=torch.float64)
-    tables = [nn.Parameter(torch.ones(3, 2, dtype=torch.float64)) for _ in range(2)]
-    for table, each in zip(tables, (gradient, gradient.to_sparse(1)), strict=True):
-        optimizer = RowwiseAdagrad([table], lr=0.1, eps=0.0, initial_accumulator_value=1.0)
-        for _ in range(2):
-            table.grad = each.clone()
-            optimizer.step()
-    twice = nn.Parameter(torch.ones(3, 2, dtype=torch.float64))
-    rows = torch.tensor([[0, 2, 0]])  # two lookups of one row, whose gradients add up before they are squared
-    given = torch.stack([gradient[0] - 5, gradient[2], torch.full_like(gradient[0], 5)])
-    optimizer = RowwiseAdagrad([twice], lr=0.1, eps=0.0, initial_accumulator_value=1.0)
-    for _ in range(2):
-        twice.grad = torch.sparse_coo_tensor(rows, given, (3, 2))
-        optimizer.step()
-    tables.append(twice)
-    first, second = ((gradient / (1 + n * gradient.square().mean(1, keepdim=True)).sqrt()) for n in (1, 2))
-    for table in tables:
-        assert torch.allclose(table, 1 - 0.1 * (first + second), rtol=1e-14, atol=0)
 
 
 # --- what is refused, before a run opens ----------------------------------------------------------
@@ -106,7 +82,7 @@ def test_rowwise_adagrad_divides_by_one_number_for_each_row() -> None:
     ("optimizer", "words"),
     [
         ("adamw", ["--optimizer adamw", "sparse gradients of embedding", "adamw changes every row"]),
-        ("momentum", ["momentum changes every row", "use sgd, adam, adagrad, rowwise_adagrad"]),
+        ("momentum", ["momentum changes every row", "use sgd, adam, adagrad, or dense gradients"]),
         ("sgd:momentum=0.5", ["--optimizer sgd:momentum=0.5 cannot take the sparse gradients"]),
         ("sgd:weight_decay=0.1", ["--optimizer sgd:weight_decay=0.1 cannot take the sparse gradients"]),
         ("adam:weight_decay=0.1", ["SparseAdam takes no option 'weight_decay'"]),
@@ -142,11 +118,11 @@ def test_an_optimizer_of_the_users_is_code_that_needs_trust() -> None:
 
 
 def test_the_device_map_has_the_state_and_its_bytes() -> None:
-    steps = trainer(hybrid("rowwise_adagrad"), 1)
+    steps = trainer(hybrid("adagrad"), 1)
     assert steps.optimizers is not None
     rows = optimizer_map(steps.placed, steps.optimizers.states())
     assert [(row["module"], row["parameter"], row["bytes"], row["device"]) for row in rows] == [
-        ("embedding", "weight: sum", 40 * 4, "cpu"),
+        ("embedding", "weight: sum", 40 * 4 * 4, "cpu"),
         ("linear", "weight: sum", 4 * 10 * 4, "cpu:0"),
         ("linear", "bias: sum", 10 * 4, "cpu:0"),
     ]

@@ -21,7 +21,6 @@ from dpexp.commands.command_line.help_panels import panel_of, panels
 from dpexp.config.errors import ConfigError, did_you_mean, shown
 from dpexp.config.options import flag_name, option_fields, types_of
 from dpexp.config.run_config import RunConfig, option_names
-from dpexp.config.spec import Spec
 from dpexp.config.strategy_registry import STRATEGY_OPTIONS
 from dpexp.record.redact import redact
 
@@ -62,8 +61,6 @@ def _parameter(kind: Any, field: dataclasses.Field[Any], panel: str) -> inspect.
         kind = next(member for member in typing.get_args(kind) if member is not type(None))
     if typing.get_origin(kind) is tuple:
         kind, default = list[str], list(typing.cast("tuple[str, ...]", default))
-    if kind is Spec:
-        kind = str
     choices = f" One of {', '.join(filter(None, meta['choices']))}." if meta["choices"] else ""
     variable, flag = _PREFIX + field.name.upper(), meta["flag"] or flag_name(field.name)
     info = typer.Option(

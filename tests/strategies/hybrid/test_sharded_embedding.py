@@ -14,9 +14,8 @@ from dpexp.strategies.row_shards import check_shardable, split
 HELPER = sharded_in_ranks.__file__
 TRAINED = (
     "dense adamw:weight_decay=0.1",
-    "sparse rowwise_adagrad",
     "sparse adam",
-    "dense rowwise_adagrad",
+    "dense adagrad",
     "sparse adagrad",
     "dense momentum",
     "sparse sgd",

@@ -14,7 +14,7 @@ def test_the_docs_table_in_a_file_is_trained_there(
 ) -> None:
     write_examples("docs/models-and-data.md", tmp_path)
     monkeypatch.chdir(tmp_path)
-    options = {"sparse": True, "optimizer": "rowwise_adagrad", "virtual": 1, "steps": 20, "track": False}
+    options = {"sparse": True, "optimizer": "adagrad", "virtual": 1, "steps": 20, "track": False}
     record = dpexp.run("hybrid", model="mapped.py:Ids:rows=3000,dim=16", **options)
     assert record.status == "finished"
     assert record.verification["passed"]

@@ -96,7 +96,7 @@ def test_tables_are_sharded_by_rows() -> None:
         "--host",
         "embedding",
     )
-    optimizer = ("--optimizer", "rowwise_adagrad", *ACCUMULATED)
+    optimizer = ("--optimizer", "adagrad", *ACCUMULATED)
     found = record(torchrun(4, "hybrid", *words, *optimizer, "--batch-size", "10", *SHORT))
     assert found["verification"]["output_error"] < 1e-12
     assert found["verification"]["gradient_error"] < 1e-12
@@ -112,7 +112,7 @@ def test_tables_are_sharded_by_rows() -> None:
     assert "embedding.tables.0 was compared in" in found["verification"]["note"]
     sums = [row for row in tables if row["kind"] == "optimizer"]
     assert [(row["rank"], row["shape"], row["bytes"]) for row in sums] == [
-        (rank, [70001, 1], 4 * rows) for rank, rows in enumerate((17501, 17501, 17501, 17498))
+        (rank, [70001, 16], 64 * rows) for rank, rows in enumerate((17501, 17501, 17501, 17498))
     ]
 
 
