@@ -22,8 +22,6 @@ from dpexp.config.strategy_registry import STRATEGY_OPTIONS
 DTYPES = ("float32", "float64", "bfloat16", "float16")
 MAX_VIRTUAL = 128
 """The most virtual devices: PyTorch keeps the number of a device in 8 bits, with a sign."""
-NEWER = frozenset({"metrics", "validation", "profile"})
-"""Options that the text of a config leaves out at their default, so that its digest is that of before."""
 
 
 @dataclass(frozen=True)
@@ -160,13 +158,9 @@ class RunConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """Flat and JSON-ready: the options of the strategy stand beside the others."""
-        flat = {"strategy": self.strategy}
-        for part in (self, self.options):
-            for field in option_fields(type(part)):
-                value = getattr(part, field.name)
-                if field.name not in NEWER or value != field.default:
-                    flat[field.name] = to_json(value)
-        return flat
+        parts = (self, self.options)
+        fields = [(part, field.name) for part in parts for field in option_fields(type(part))]
+        return {"strategy": self.strategy} | {name: to_json(getattr(part, name)) for part, name in fields}
 
     @classmethod
     def from_dict(cls, flat: Mapping[str, Any], where: str = "config") -> RunConfig:

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 
-from dpexp.config.run_config import config_digest, known_options
+from dpexp.config.run_config import RunConfig, config_digest, known_options
 from dpexp.record.record import Record
 from experiments.public_layouts.cells import HERE, ROOT, VERSIONS, Cell
 
@@ -73,7 +73,8 @@ def is_current(cell: Cell, record: Record | None) -> bool:
 def changes(cell: Cell, record: Record) -> list[str]:
     """The keys of a cell's config whose values its Record does not have."""
     wanted, recorded = cell.config.to_dict(), known_options(record.config)
-    return sorted(key for key in wanted.keys() | recorded.keys() if wanted.get(key) != recorded.get(key))
+    recorded = RunConfig(cell.config.strategy).to_dict() | recorded
+    return sorted(key for key, value in wanted.items() if value != recorded[key])
 
 
 def installed(cell: Cell) -> dict[str, str]:

@@ -2,15 +2,13 @@
 
 import dataclasses
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
 from dpexp.config.errors import ConfigError
 from dpexp.config.process import home
-from dpexp.config.run_config import NEWER, RunConfig, known_options, option_names, options_with_role
-from dpexp.config.spec import Spec
-from dpexp.config.strategy_options import BlockOptions, CustomOptions, HybridOptions
+from dpexp.config.run_config import RunConfig, known_options, option_names, options_with_role
+from dpexp.config.strategy_options import BlockOptions, HybridOptions
 from dpexp.config.strategy_registry import STRATEGY_OPTIONS
 
 
@@ -22,7 +20,7 @@ def test_every_strategy_round_trips_through_its_flat_dict() -> None:
 
 def test_the_flat_dict_names_every_option_once() -> None:
     flat = RunConfig("hybrid", options=HybridOptions(sparse=True)).to_dict()
-    assert list(flat) == ["strategy", *(name for name in option_names("hybrid") if name not in NEWER)]
+    assert list(flat) == ["strategy", *option_names("hybrid")]
     assert flat["sparse"] is True
     assert flat["host"] == ["embedding"]
 
@@ -33,7 +31,7 @@ def test_options_may_be_a_plain_mapping() -> None:
 
 
 def test_the_default_model_follows_the_strategy() -> None:
-    assert [RunConfig(name).model.text for name in ("single", "whole", "block", "functional", "hybrid")] == [
+    assert [RunConfig(name).model for name in ("single", "whole", "block", "functional", "hybrid")] == [
         "linear",
         "linear",
         "blocks",
@@ -53,36 +51,6 @@ def test_the_digest_depends_on_every_value() -> None:
     assert config.digest() != RunConfig("single", seed=1).digest()
     assert config.digest() != RunConfig("single", options={}, lr=0.02).digest()
     assert RunConfig("hybrid").digest() != RunConfig("hybrid", options={"sparse": True}).digest()
-
-
-DIGESTS: dict[str, dict[str, Any]] = {
-    "aaf03bd4fa86032d": {"strategy": "single"},
-    "05bd5e420c688c58": {"strategy": "whole", "model": "linear:in=5,out=2", "virtual": 2},
-    "dccec493a9b26267": {"strategy": "block", "model": " transformer:depth=1 ", "block": ["encoder"]},
-    "d8eed5fd57354dcb": {"strategy": "functional", "data": "digits", "model": "mlp"},
-    "877c0931a43e5f65": {"strategy": "place", "place": ["block*=cpu:0"], "virtual": 2},
-    "dcb1e35f853b27ff": {"strategy": "single", "data": "no such source", "model": "linear,in=5"},
-}
-"""The beginnings of digests that journals of earlier versions hold."""
-
-
-@pytest.mark.parametrize("digest", DIGESTS)
-def test_digest_and_texts_of_a_config_are_those_of_earlier_versions(digest: str) -> None:
-    given = DIGESTS[digest]
-    config = RunConfig.from_dict(given)
-    assert config.digest().startswith(digest)
-    assert {key: config.to_dict()[key] for key in given} == given
-    assert RunConfig.from_dict(config.to_dict()) == config
-
-
-def test_a_text_that_names_code_is_parsed_once() -> None:
-    config = RunConfig("hybrid", model="embedding:rows=9,dim=2", optimizer="rowwise_adagrad")
-    assert config.model == Spec("embedding:rows=9,dim=2")
-    assert (config.model.name, config.model.rest) == ("embedding", "rows=9,dim=2")
-    assert (config.optimizer.name, config.optimizer.rest) == ("rowwise_adagrad", "")
-    assert dataclasses.replace(config, seed=1).model is config.model
-    options = CustomOptions(layout="layout.py:parallelize")
-    assert (options.layout.name, options.layout.rest) == ("layout.py", "parallelize")
 
 
 def test_renamed_devices_keep_the_other_options() -> None:

@@ -189,9 +189,9 @@ MODELS = [
 ]  # fmt: skip
 
 DATA = [
-    bad("whole --data digit", "unknown data source 'digit'", "did you mean 'digits'?"),
-    bad("whole --data random:sample=3", "random takes no option 'sample'; there are samples, shape"),
-    bad("whole --data text", "it needs PATH, as text:PATH"),
+    bad("whole --data digit", "unknown data 'digit'", "did you mean 'digits'?"),
+    bad("whole --data random:sample=3", "random takes no option 'sample'; there are samples, shape: did"),
+    bad("whole --data text", "text needs path: write text:path="),
     bad("hybrid --data text:gone.txt", "there is no file or folder", "gone.txt"),
     bad("hybrid --data text:empty.txt", "empty.txt has 0 bytes", files={"empty.txt": b""}),
     bad("hybrid --data text:short.txt",

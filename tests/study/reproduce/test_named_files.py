@@ -28,11 +28,7 @@ from dpexp.training.optimizers import OPTIMIZERS
 pytestmark = pytest.mark.usefixtures("forked_child_runs")
 MODEL = """
 from pathlib import Path
-from dpexp.config.spec import Spec
-from dpexp.data.registry import LOSSES, SOURCES
 from dpexp.models.linear import Linear
-from dpexp.models.registry import MODELS
-from dpexp.training.optimizers import OPTIMIZERS
 Path(__file__).with_name("was-run").touch()
 def make():
     return Linear(5, 2)
