@@ -17,13 +17,10 @@ from record_factory import whole
 import dpexp
 from dpexp.config.errors import ConfigError
 from dpexp.config.run_config import RunConfig
-from dpexp.data.registry import LOSSES, SOURCES
-from dpexp.engine.references import references
-from dpexp.models.registry import MODELS
+from dpexp.engine.references import ALIASES, references
 from dpexp.record.record import Record
 from dpexp.study.reproduce.named_files import changed_files, check_files
 from dpexp.study.reproduce.reproduce import reproduce
-from dpexp.training.optimizers import OPTIMIZERS
 
 pytestmark = pytest.mark.usefixtures("forked_child_runs")
 MODEL = """
@@ -133,12 +130,13 @@ def test_a_redacted_option_is_not_run_as_if_it_were_complete() -> None:
 
 
 def test_every_name_of_dpexp_runs_without_trust() -> None:
-    for registry in (MODELS, SOURCES, LOSSES, OPTIMIZERS):
-        for name, entry in registry.items():
-            text = name + ":/etc/hostname" * (entry.argument is not None)
-            config = RunConfig("single", **{registry.flag.removeprefix("--"): text})  # type: ignore[arg-type]
+    for option, aliases in ALIASES.items():
+        for name in aliases:
+            reads_a_file = name == "text"
+            text = name + ":/etc/hostname" * reads_a_file
+            config = RunConfig("single", **{option: text})  # type: ignore[arg-type]
             outside = [reference for reference in references(config) if reference.is_outside]
-            assert len(outside) == (entry.argument is not None)
+            assert len(outside) == reads_a_file
 
 
 def test_a_relative_path_is_one_of_the_directory_where_the_run_was_started(
