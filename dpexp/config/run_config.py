@@ -72,7 +72,7 @@ class RunConfig:
     phase_steps: int = option(20, "Steps timed phase by phase, after the measured ones.", min=0, max=10**9)
     profile: bool = option(
         False,
-        "Record further steps with torch.profiler: the costliest operators, and a trace for Perfetto.",
+        "Take further steps under torch.profiler: a trace, and a table of the costliest operators.",
         flag="--profile/--no-profile",
     )
     eval: bool = option(False, "Forward only, in eval mode and without gradients.", flag="--eval/--train")

@@ -53,7 +53,6 @@ class Observations:
     def __init__(self, prepared: Prepared, placed: Placed) -> None:
         self._prepared = prepared
         self._placed = placed
-        self._known: list[Row] = []  # the device map that was given last
         self._names: list[str] = []  # the device of every rank
         group, used = prepared.group, prepared.selection.used or (devices.HOST,)
         if group.members:
@@ -85,14 +84,7 @@ class Observations:
         rows = device_map(self._placed)
         if optimizers is not None:
             rows += optimizer_map(self._placed, optimizers.states())
-        self._known = self._merged(_merged_device_map, rows)
-        return self._known
-
-    def changed_device_map(self, optimizers: Optimizers | None) -> list[Row]:
-        """``device_map`` where it is another than was given last; else empty."""
-        before = self._known
-        rows = self.device_map(optimizers)
-        return rows if rows != before else []
+        return self._merged(_merged_device_map, rows)
 
     def shapes(self) -> list[Row]:
         """``shapes`` of a Record: see ``observe.observe``. Ranks without rows of a batch are left out."""
@@ -133,18 +125,8 @@ class Observations:
         return self._merged(_merged_work, row) | counted
 
     def energy(self, joules: dict[str, float]) -> dict[str, float]:
-        """The joules of all ranks, by device and by processor of each host."""
-        return self._merged(self._merged_energy, joules)
-
-    def _merged_energy(self, by_rank: Sequence[dict[str, float]], names: Sequence[str]) -> dict[str, float]:
-        members = self._prepared.group.members
-        several = len({member.host for member in members}) > 1
-        merged = {}
-        for member, device, of_rank in zip(members, names, by_rank, strict=True):
-            for name, joules in of_rank.items():
-                package = f"{name}@{member.host}" if several else name
-                merged[package if name.startswith("package-") else device] = joules
-        return merged
+        """The joules of the devices of all ranks."""
+        return self._merged(_merged_energy, joules)
 
 
 # --- the observations of all ranks as one: ``names`` are the devices of the ranks, a rank is a replica ---
@@ -217,14 +199,17 @@ def _merged_memory_use(by_rank: Sequence[list[Row]], names: Sequence[str]) -> li
     ]
 
 
+def _merged_energy(by_rank: Sequence[dict[str, float]], names: Sequence[str]) -> dict[str, float]:
+    by_name = zip(names, by_rank, strict=True)
+    return {name: joules for name, of_rank in by_name for joules in of_rank.values()}
+
+
 def _merged_work(by_rank: Sequence[Row], names: Sequence[str]) -> Row:
     """The sum over ranks, or the first note of a rank whose step was not observed."""
-    notes = [row for row in by_rank if "note" in row]
-    if notes:
+    if notes := [row for row in by_rank if "note" in row]:
         return notes[0]
     flops = {name: sum(row["flops"][name] for row in by_rank) for name in by_rank[0]["flops"]}
-    not_counted = sorted({name for row in by_rank for name in row["not_counted"]})
-    return {"rows": by_rank[0]["rows"], "flops": flops, "not_counted": not_counted}
+    return {"rows": by_rank[0]["rows"], "flops": flops}
 
 
 def _renamed(row: Row, name: str) -> Row:

@@ -19,11 +19,10 @@ from dpexp.engine.step_log import StepLog
 from dpexp.engine.verify import Verification
 from dpexp.measurement.collectives import counted_collectives
 from dpexp.measurement.energy import EnergyMeter
-from dpexp.measurement.operators import STEPS, WARM_UP, profile_operators
 from dpexp.measurement.peak import peak
-from dpexp.measurement.phases import time_phases
+from dpexp.measurement.profile import STEPS, WARM_UP, profile_steps
 from dpexp.measurement.step_profile import StepProfile
-from dpexp.measurement.steps import timed_steps
+from dpexp.measurement.steps import time_phases, timed_steps
 from dpexp.record.journal import Journal
 from dpexp.training.trainer import Trainer
 
@@ -70,7 +69,7 @@ class Measurement:
         if self.trainer.optimizers is not None:
             self.trainer.optimizers.restart()
         self.progress.begin("steps", total)
-        energy = EnergyMeter(self.prepared.selection.used, self._group.is_first_on_host)
+        energy = EnergyMeter(self.prepared.selection.used)
         self._log.restart_interval()
         try:
             for epoch in range(math.ceil(total / per_epoch)):
@@ -80,7 +79,8 @@ class Measurement:
             if not self._schedule.by_epoch:
                 self._evaluate()
             self._flush()
-            self._log_energy(energy, total)
+            if joules := self.observations.energy(energy.joules()):
+                self.journal.set({"work.energy": {"joules": joules, "steps": total}})
         except BaseException:
             self._log.keep()
             raise
@@ -113,25 +113,15 @@ class Measurement:
         figures = self.prepared.evaluation.figures(self.trainer, objective, batches)
         self.journal.extend({f"metrics.{name}": [value] for name, value in figures.items()})
 
-    def _log_energy(self, energy: EnergyMeter, steps: int) -> None:
-        """What the measured steps have used, where the machine reports it, with all that was between them."""
-        if joules := self.observations.energy(energy.joules()):
-            self.journal.set({"work.energy": {"joules": joules, "steps": steps}})
-
     def record_digests(self) -> None:
-        """Record digests of the trained weights and of their outputs, and peak memory."""
-        self._record_optimizers()
+        """Record digests of the trained weights and of their outputs, peak memory, and optimizer state."""
         outputs = self.trainer.evaluate(next(self.prepared.batches(0, shuffle=False)))
         numbered = {str(index): tensor for index, tensor in enumerate(tensors.walk(outputs))}
         weights = tensors.digest(self.trainer.complete_parameters() | self.trainer.buffers())
         digest = {"weights": weights, "outputs": tensors.digest(numbered)}
-        self.journal.set(digest=digest, memory=self.observations.memory())
+        device_map = self.observations.device_map(self.trainer.optimizers)
+        self.journal.set(device_map=device_map, digest=digest, memory=self.observations.memory())
         self.journal.flush()
-
-    def _record_optimizers(self) -> None:
-        """Add to the device map what steps have made: optimizer state, and buffers of some models."""
-        if rows := self.observations.changed_device_map(self.trainer.optimizers):
-            self.journal.set(device_map=rows)
 
     def time_phases(self) -> None:
         """Time the phases of further steps. A pass of its own, because a recording timer costs overlap."""
@@ -151,11 +141,10 @@ class Measurement:
         work = self.observations.work(profile.work())
         memory_use = self.observations.memory_use(profile.memory())
         if self._group.is_first:  # nothing else computes: the other ranks are done
-            flops, step_s = sum(work.get("flops", {}).values()), self.trainer.placed.timer.first_step_s
+            flops = sum(work.get("flops", {}).values())
             dtype = self.prepared.autocast or str(self.prepared.dtype).removeprefix("torch.")
-            used = self.prepared.selection.used
             with suppress(RuntimeError):  # no room for its matrices, or no such product on the device
-                if row := peak(used, self._group, cpu_name(), dtype, flops, step_s):
+                if row := peak(self.prepared.selection.used, self._group, cpu_name(), dtype, flops):
                     work["peak"] = row
         self.journal.set({"memory_use": memory_use, **{f"work.{key}": value for key, value in work.items()}})
         self.journal.flush()
@@ -175,12 +164,11 @@ class Measurement:
         self.journal.set({"summary.collectives": rows})
 
     def profile_operators(self) -> None:
-        """Record further steps of a full batch with ``torch.profiler`` (``--profile``)."""
+        """Take further steps of a full batch under ``torch.profiler`` (``--profile``)."""
         if not self._schedule.profile:
             return
-        self.progress.begin("operators")
+        self.progress.begin("profile")
         batches = [next(self.prepared.local_batches(0)) for _ in range(WARM_UP + STEPS)]
-        profile = profile_operators(self.trainer, batches)
-        if self._group.is_first:
-            self.journal.set({"work.operators": profile.work(self.journal.folder)})
-            self.journal.flush()
+        found = profile_steps(self.trainer, batches, self.journal.folder)
+        self.journal.set({"work.profile": found})
+        self.journal.flush()

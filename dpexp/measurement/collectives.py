@@ -18,11 +18,11 @@ from typing import Any
 
 import torch
 from torch import distributed
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from dpexp import tensors
 from dpexp.data.batch import Batch
-from dpexp.measurement.live_storages import storage_size as size_of
+from dpexp.measurement.flops import CountingMode
+from dpexp.measurement.observe import size_of
 from dpexp.record.record import Row
 from dpexp.training.trainer import Trainer
 
@@ -43,40 +43,33 @@ WHAT: Mapping[str, tuple[str, int]] = {
 """By the beginning of an operator's name: the collective, and how often (n - 1) / n of it is sent."""
 
 
-class CountCollectives(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class CountCollectives(CountingMode):  # type: ignore[no-untyped-call]
     """Counts what this rank sends, by collective, phase and receiving rank.
 
     ``phases`` are the names of those that run, the innermost last: see ``Timer.names``.
     """
 
     def __init__(self, phases: Sequence[str] = ()) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._phases = phases
         self._sent: dict[tuple[str, str, bool, int | None], float] = {}
         self._is_backward = False
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if any(each.__name__ == "DTensor" for each in types):
-            return NotImplemented  # its collectives arrive here one by one
+    def counted(self, func: Any, args: Any, kwargs: Any) -> Any:
         self._is_backward |= torch._C._current_graph_task_id() != -1
         name = func.__name__.lstrip("_")
         found = next((value for begin, value in WHAT.items() if name.startswith(begin)), None)
         if func.namespace in ("c10d", "_c10d_functional") and found is not None:
             self._count(*found, args)
-        return func(*args, **(kwargs or {}))
+        return func(*args, **kwargs)
 
     def _count(self, what: str, times: int, args: Any) -> None:
-        group = _group(args)
         if any(tensor.is_sparse for tensor in tensors.walk(args)):  # gloo gathers the rows of all ranks
             what, times = "all-gather", 1
-        payload = _payload(what, group.size(), args)
-        shares = _shares(group, args) if what == "all-to-all" else {}
-        shares = shares or {None: _share(what, times, group, args)}
-        outermost = "backward" if self._is_backward else "forward"
-        phase = self._phases[-1] if self._phases else outermost
-        for rank, share in shares.items():
+        phase = self._phases[-1] if self._phases else "backward" if self._is_backward else "forward"
+        for rank, sent in _sent(what, times, _group(args), args).items():
             key = what, phase, self._is_backward, rank
-            self._sent[key] = self._sent.get(key, 0.0) + share * payload
+            self._sent[key] = self._sent.get(key, 0.0) + sent
 
     def rows(self) -> list[Row]:
         """``{what, phase, backward, bytes}`` of each kind; ``to`` is the rank that gets a piece for it."""
@@ -87,32 +80,25 @@ class CountCollectives(TorchDispatchMode):  # type: ignore[no-untyped-call]
         ]
 
 
-def _payload(what: str, size: int, args: Any) -> int:
-    """The bytes of the tensors of one rank before, or after, a collective: the larger of both."""
-    counts = [sum(map(size_of, found)) for value in args if (found := list(tensors.walk(value)))]
-    if what == "all-gather" and len(counts) == 1:  # functional ones return their result
-        return counts[0] * size
-    return counts[-1] if what == "all-to-all" else max(counts, default=0)  # its input comes last
-
-
-def _share(what: str, times: int, group: Any, args: Any) -> float:
-    """The share of the payload that this rank sends."""
+def _sent(what: str, times: int, group: Any, args: Any) -> dict[int | None, float]:
+    """The bytes that this rank sends: by the rank that gets them for an all-to-all, else by None."""
+    size, rank = group.size(), group.rank()
+    sizes = [sum(map(size_of, found)) for value in args if (found := list(tensors.walk(value)))]
+    payload = max(sizes, default=0)  # of the tensors before, or after it: the larger of both
     if what == "send":
-        return 1.0
+        return {None: payload}
     if what == "broadcast":
         root = next((arg for arg in args if type(arg) is int), 0)
-        return float((group.rank() + 1) % group.size() != root)
-    return float(times * (group.size() - 1) / group.size())
-
-
-def _shares(group: Any, args: Any) -> dict[int | None, float]:
-    """{rank: share} of an all-to-all of pieces of several sizes; {None: share} among a part of the ranks."""
+        return {None: payload * ((rank + 1) % size != root)}
+    if what == "all-gather" and len(sizes) == 1:  # functional ones return their result
+        payload *= size
     splits = [value for value in args if isinstance(value, list) and value and isinstance(value[0], int)]
-    if not splits or not sum(splits[-1]):
-        return {}
-    shares: dict[int | None, float] = {rank: each / sum(splits[-1]) for rank, each in enumerate(splits[-1])}
-    own = shares.pop(group.rank())
-    return shares if group.size() == distributed.get_world_size() else {None: 1 - own}
+    if what == "all-to-all" and splits and sum(splits[-1]):  # of several sizes; its input comes last
+        share = sizes[-1] / sum(splits[-1])
+        pieces: dict[int | None, float] = {to: share * count for to, count in enumerate(splits[-1])}
+        del pieces[rank]
+        return pieces if size == distributed.get_world_size() else {None: sum(pieces.values())}
+    return {None: (sizes[-1] if what == "all-to-all" else payload) * times * (size - 1) / size}
 
 
 def _group(args: Any) -> Any:

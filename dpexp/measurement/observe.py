@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from dpexp import devices, tensors
 from dpexp.data.batch import Batch
@@ -96,7 +97,7 @@ def _communication(part: Part, replica: int | None, module: nn.Module, inputs: A
 
 def _bytes(value: Any, requires_grad: bool = False) -> int:
     found = (tensor for tensor in tensors.walk(value) if tensor.requires_grad or not requires_grad)
-    return sum(tensor.numel() * tensor.element_size() for tensor in found)
+    return sum(map(size_of, found))
 
 
 def observed(batches: int) -> list[int]:
@@ -188,6 +189,24 @@ def _device_map_row(part: Part, kind: str, name: str, tensor: torch.Tensor) -> R
     }
 
 
+def local_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """The tensors that hold the numbers of a tensor: this rank's shard, or indices and values."""
+    if is_traceable_wrapper_subclass(tensor):
+        inner = [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]
+        return [
+            part for each in tensors.walk(inner) for part in local_parts(each)
+        ]  # a DTensor has a mesh, too
+    if tensor.is_sparse:
+        sparse: Any = tensor
+        return [sparse._indices(), sparse._values()]
+    return [tensor]
+
+
+def size_of(tensor: torch.Tensor) -> int:
+    """The bytes of a tensor's numbers on this rank."""
+    return sum(part.numel() * part.element_size() for part in local_parts(tensor))
+
+
 def _sharding(module: Any, tensor: Any, full_shape: Sequence[int] | None) -> Row:
     """The keys of a row that differ for a parameter sharded over ranks; ``bytes`` are those of this rank."""
     if hasattr(tensor, "placements"):  # a DTensor
@@ -204,7 +223,7 @@ def _sharding(module: Any, tensor: Any, full_shape: Sequence[int] | None) -> Row
         return {}
     return {
         "shape": shape,
-        "bytes": local.numel() * local.element_size(),
+        "bytes": size_of(local),
         "local_shape": list(local.shape),
         "placement": placement,
     }

@@ -1,29 +1,109 @@
 """Step profile: the memory of one further step, by device and category, and its floating-point operations.
 
-    forward, loss -> activations      backward -> gradients      optimizer -> its state
+    forward, loss -> activations, saved for backward      backward -> gradients      optimizer -> its state
 
-The step comes last, after everything that a run records of its training, and so changes none of it. It is a
-step like the others, except that its operators are observed and that replicas on the CPU compute one by one.
+The step comes last, after everything that a run records of its training, and so changes none of it.
 """
 
+import threading
 from collections import Counter
 from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
 
 import torch
+from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
 
 from dpexp import devices, tensors
 from dpexp.config.errors import describe
 from dpexp.data.batch import Batch
-from dpexp.measurement.live_storages import LiveStorages, storage_size
-from dpexp.measurement.observe import device_map, device_of, optimizer_map
+from dpexp.measurement.flops import CountFlops
+from dpexp.measurement.observe import device_map, device_of, local_parts, optimizer_map, size_of
+from dpexp.parallel import DataParallel
 from dpexp.record.record import Row
-from dpexp.strategies.modules import named_buffers, named_parameters, parts
+from dpexp.strategies.modules import Wrapper, parts
 from dpexp.strategies.placed import Placed, StepObserver
 from dpexp.training.preserve import is_compiled
 from dpexp.training.trainer import Trainer
 
 _Bytes = Counter[str]
 """Bytes by device."""
+
+
+class SavedTensors:
+    """``with SavedTensors(placed) as saved:`` collects the storages that autograd saves for backward.
+
+    Parameters, buffers and their copies in replicas are not activations, nor are a model's inputs. A tensor
+    on the CPU belongs to the replica of its thread, or to the device of the module that is being called.
+    ``is_complete`` becomes False where a module runs in a thread whose operators are not seen.
+    """
+
+    def __init__(self, placed: Placed) -> None:
+        self._placed = placed
+        self._found: dict[int, tuple[torch.UntypedStorage, str]] = {}
+        self._given: dict[int, torch.UntypedStorage] = {}  # kept, so that no other one gets its number
+        self._called: dict[tuple[int, int | None], list[torch.device]] = {}
+        self._hooks = ExitStack()
+        self.is_complete = True
+
+    def __enter__(self) -> "SavedTensors":
+        for module in self._placed.module.modules():
+            before = module.register_forward_pre_hook(self._enter, with_kwargs=True)
+            self._hooks.callback(before.remove)
+            self._hooks.callback(module.register_forward_hook(self._leave, always_call=True).remove)
+        self._hooks.enter_context(saved_tensors_hooks(self._pack, lambda tensor: tensor))
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._hooks.close()
+
+    def taken(self) -> _Bytes:
+        """The bytes that are saved now, by device; what is saved later is counted from 0."""
+        self._give(self._placed.module)
+        sizes = _Bytes()
+        for key, (storage, device) in self._found.items():
+            if key not in self._given:
+                sizes[device] += storage.nbytes()  # none of a parameter that FSDP has freed
+        self._found.clear()
+        self._given.clear()
+        return sizes
+
+    def _pack(self, tensor: torch.Tensor) -> torch.Tensor:
+        device = devices.label(tensor.device if tensor.device != devices.HOST else self._device())
+        for part in local_parts(tensor):
+            storage = part.untyped_storage()
+            self._found.setdefault(storage._cdata, (storage, device))
+        return tensor
+
+    def _device(self) -> torch.device:
+        replica = devices.current_device()[0]
+        called = self._called.get(_place())
+        return replica or (called[-1] if called else self._placed.output_device)
+
+    def _enter(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        if torch.utils._python_dispatch._get_current_dispatch_mode() is None:
+            self.is_complete = False
+        called = self._called.setdefault(_place(), [])
+        if not called:
+            self._give(module, *(each for each in tensors.walk((args, kwargs)) if not each.requires_grad))
+        inherits = isinstance(module, Wrapper | DataParallel)
+        called.append(self._device() if inherits else devices.placed_on(module))
+
+    def _leave(self, module: nn.Module, args: Any, outputs: Any) -> None:
+        self._called[_place()].pop()
+
+    def _give(self, module: nn.Module, *inputs: torch.Tensor) -> None:
+        """Leave out inputs, and the tensors of a module; those of a replica are attributes of its parts."""
+        of_replica = (each for part in module.modules() for each in vars(part).values())
+        given = [*inputs, *module.parameters(), *module.buffers(), *tensors.walk(list(of_replica))]
+        storages = (part.untyped_storage() for each in given for part in local_parts(each))
+        self._given |= {storage._cdata: storage for storage in storages}
+
+
+def _place() -> tuple[int, int | None]:
+    """The thread, and the replica that it computes."""
+    return threading.get_ident(), devices.current_device()[1]
 
 
 class StepProfile(StepObserver):
@@ -34,14 +114,9 @@ class StepProfile(StepObserver):
 
     def __init__(self, trainer: Trainer, tokens: Callable[[Batch], float | None]) -> None:
         self._trainer, self._placed, self._count_tokens = trainer, trainer.placed, tokens
-        kept, _ = resident(self._placed, trainer)
-        self._before = sum(kept.values(), gradient_bytes(self._placed))
+        self._counted, self._saved = CountFlops(), SavedTensors(trainer.placed)
         self._gradients, self._activations = _Bytes(), _Bytes()
-        self._flops: dict[str, int] = {}
-        self._not_counted: set[str] = set()
-        self._rows = 0
-        self._tokens: float | None = None
-        self._live: LiveStorages | None = None
+        self._work: Row = {}
         self.note = ""
 
     def take(self, batch: Batch) -> None:
@@ -52,79 +127,54 @@ class StepProfile(StepObserver):
         if is_compiled(self._placed.module):
             self.note = "not observed: operators of compiled modules are not seen"
             return
-        self._rows = batch.global_rows
-        self._tokens = self._count_tokens(batch)
-        module, output = self._placed.module, self._placed.output_device
-        given = [*named_parameters(module).values(), *named_buffers(module).values()]
-        given += tensors.walk((batch.inputs, batch.targets))
+        tokens, flops = self._count_tokens(batch), dict[str, int]()
+        self._work = {"rows": batch.global_rows, "flops": flops} | (
+            {} if tokens is None else {"tokens": tokens}
+        )
         try:
-            observed = LiveStorages(given, output, len(self._placed.devices) == 1)
-            with observed as self._live:
+            with self._counted, self._saved:
                 self._trainer.step(batch, self)
         except Exception as error:  # of any kind: a user's model may not stand to be observed
-            self.note, self._live = f"not observed: {describe(error)}", None
-            if not self._trainer.group.all_failed("profile", f"{describe(error)}, after {list(self._flops)}"):
+            self.note = f"not observed: {describe(error)}"
+            if not self._trainer.group.all_failed("profile", f"{describe(error)}, after {list(flops)}"):
                 raise
             return
-        if not self._live.is_complete:
-            self.note, self._live = "replicas computed in threads, where operators are not seen", None
+        if not self._saved.is_complete:
+            self.note = "replicas computed in threads, where operators are not seen"
 
     def loss_ended(self, loss: torch.Tensor) -> None:
-        assert self._live is not None
-        self._activations = _Bytes(self._live.activations)
-        self._flops["forward"] = self._live.flops
-        self._not_counted = set(self._live.not_counted)
+        self._activations = self._saved.taken()
+        self._work["flops"]["forward"] = self._counted.total
 
     def backward_ended(self) -> None:
-        assert self._live is not None
         self._gradients = gradient_bytes(self._placed)
-        self._flops["backward"] = self._live.flops - self._flops["forward"]
-        self._not_counted = set(self._live.not_counted)  # without the optimizer's
+        self._work["flops"]["backward"] = self._counted.total - self._work["flops"]["forward"]
 
     def work(self) -> Row:
-        """``work`` of a Record, of this process: the FLOPs of its rows, and what is not in them."""
-        if self.note:
-            return {"note": self.note}
-        counted = {"rows": self._rows, "flops": self._flops, "not_counted": sorted(self._not_counted)}
-        return counted | ({} if self._tokens is None else {"tokens": self._tokens})
+        """``work`` of a Record, of this process: the FLOPs of its rows."""
+        return {"note": self.note} if self.note else self._work
 
     def memory(self) -> list[Row]:
         """``memory_use`` of a Record, of this process: a row for each device."""
-        kept, copies = resident(self._placed, self._trainer)
-        use = {kind: kept[kind] + copies[kind] for kind in kept}
+        use = resident(self._placed, self._trainer)
         if not self.note:
             use |= {"gradients": self._gradients, "activations": self._activations}
-        peaks = self._peaks()
-        used = {devices.label(each) for each in self._placed.devices}
-        rows = {name: {kind: of_kind[name] for kind, of_kind in use.items()} for name in used}
         return [
-            {"device": name, **rows.get(name, {}), **peaks.get(name, {})}
-            for name in sorted(used | peaks.keys())
+            {"device": name, **{kind: of_kind[name] for kind, of_kind in use.items()}}
+            | (devices.allocator_peaks(device) or {})
+            for name, device in sorted({devices.label(each): each for each in self._placed.devices}.items())
         ]
 
-    def _peaks(self) -> dict[str, Row]:
-        """``peak``, and ``reserved`` where known, by device; virtual devices together are the host."""
-        found: dict[str, Row] = {}
-        for device in self._placed.devices:
-            if (statistics := devices.allocator_peaks(device)) is not None:
-                found[devices.label(device)] = statistics
-        on_cpu = [device for device in self._placed.devices if device.type == "cpu"]
-        if self._live is not None and on_cpu:
-            before = sum(self._before[devices.label(device)] for device in {*on_cpu, devices.HOST})
-            name = devices.label(on_cpu[0] if len(on_cpu) == 1 else devices.HOST)
-            found[name] = {"peak": before + self._live.peak[devices.label(devices.HOST)]}
-        return found
 
-
-def resident(placed: Placed, trainer: Trainer) -> tuple[dict[str, _Bytes], dict[str, _Bytes]]:
-    """The bytes of parameters, buffers and optimizer state, by category, and of the copies in replicas."""
+def resident(placed: Placed, trainer: Trainer) -> dict[str, _Bytes]:
+    """The bytes of parameters, buffers and optimizer state, with their copies in replicas."""
     names = {"parameter": "parameters", "buffer": "buffers", "optimizer": "optimizer"}
-    kept, copies = ({name: _Bytes() for name in names.values()} for _ in range(2))
+    found = {name: _Bytes() for name in names.values()}
     states = trainer.optimizers.states() if trainer.optimizers is not None else ()
     for row in [*device_map(placed), *optimizer_map(placed, states)]:
-        kept[names[row["kind"]]][row["device"]] += row["bytes"]
-        copies[names[row["kind"]]].update(dict.fromkeys(row["replicas"], row["bytes"]))
-    return kept, copies
+        for device in (row["device"], *row["replicas"]):
+            found[names[row["kind"]]][device] += row["bytes"]
+    return found
 
 
 def gradient_bytes(placed: Placed) -> _Bytes:
@@ -133,6 +183,6 @@ def gradient_bytes(placed: Placed) -> _Bytes:
     for part in parts(placed.module):
         for parameter in part.module.parameters(recurse=False):
             if parameter.grad is not None and id(parameter) not in seen:
-                found[devices.label(device_of(part, parameter))] += storage_size(parameter.grad)
+                found[devices.label(device_of(part, parameter))] += size_of(parameter.grad)
                 seen.add(id(parameter))
     return found

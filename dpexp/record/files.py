@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 PRIVATE_UMASK = 0o077
-PROFILER_TRACE = "profiler_trace.json"
-"""The file in a run's folder with the profiler's trace, of ``--profile``."""
+PROFILE_TRACE, PROFILE_TABLE = "profile.json.gz", "profile.txt"
+"""The files of ``--profile`` in a run's folder: every operator and kernel, and a table of the costliest."""
 
 
 class JournalError(RuntimeError):

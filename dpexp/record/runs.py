@@ -15,7 +15,7 @@ from pathlib import Path
 from dpexp.config.errors import ConfigError, describe
 from dpexp.config.process import command
 from dpexp.record.figures import At, figures
-from dpexp.record.files import PROFILER_TRACE, JournalError, make_folder, write_atomically
+from dpexp.record.files import PROFILE_TABLE, PROFILE_TRACE, JournalError, make_folder, write_atomically
 from dpexp.record.journal import JOURNAL, RUN_ID, Journal, is_open, new_run_id
 from dpexp.record.record import Record, Row, finish, fold
 from dpexp.record.steps import present
@@ -192,8 +192,9 @@ def import_journal(journal: Path, runs: Path) -> Path:
     make_folder(folder, exist_ok=True)
     if not existing:
         write_atomically(folder / IMPORTED, b"")
-    if (trace := journal.with_name(PROFILER_TRACE)).exists():
-        write_atomically(folder / PROFILER_TRACE, trace.read_bytes())
+    for name in (PROFILE_TRACE, PROFILE_TABLE):
+        if (path := journal.with_name(name)).exists():
+            write_atomically(folder / name, path.read_bytes())
     write_atomically(ours, content)
     finish(ours)
     return folder

@@ -1,8 +1,8 @@
-"""Memory, work and operators: what the observed step had and computed, and what its time went to."""
+"""Memory and work: what the observed step had and computed; and where its profile is."""
 
-from dpexp.config.errors import listed, plural
-from dpexp.record.files import PROFILER_TRACE
-from dpexp.record.record import Record, Row
+from dpexp.config.errors import plural
+from dpexp.record.files import PROFILE_TABLE, PROFILE_TRACE
+from dpexp.record.record import Record
 from dpexp.record.view import CATEGORIES, RecordView
 from dpexp.report import units
 from dpexp.report.section import Section, Table
@@ -28,15 +28,13 @@ def work_section(view: RecordView) -> Section | None:
 
 
 def _computed(view: RecordView) -> str:
-    """What a step computes, how fast if that can be judged, and which operators are not counted."""
+    """What a step computes, and how fast if that can be judged."""
     parts = [f"{units.flop(count)} in {name}" for name, count in view.flops.items()]
     if not parts:
         return ""
     rate = f"; {units.text(view.flops_per_s, 'FLOP/s')}" if view.flops_per_s and not view.noise else ""
-    names = view.record.work.get("not_counted", [])
-    missing = f"; not counted: {listed(names, 6)}" if names else ""
     rows = plural(view.record.work["rows"], "row")
-    return f"a step of {rows} computes at least {', '.join(parts)}{rate}{missing}"
+    return f"a step of {rows} computes at least {', '.join(parts)}{rate}"
 
 
 def _peak(view: RecordView) -> str:
@@ -61,25 +59,15 @@ def _tokens_and_energy(view: RecordView) -> str:
     return "; ".join(parts)
 
 
-def operators_section(record: Record, full: bool) -> Section | None:
-    """Which operators took most of the profiled steps (``--profile``), and where their trace is."""
-    found = record.work.get("operators")
+def profile_section(record: Record) -> Section | None:
+    """Where the trace and the table of ``--profile`` are, or why there are none."""
+    found = record.work.get("profile")
     if found is None:
         return None
-    lines, rows = [found["note"]] if found.get("note") else [], found.get("rows") or []
-    if rows:
-        costliest = ", ".join(f"{row['name']} {_share(row, found)}" for row in rows[:3])
-        own = f"{units.ms(found['total_ms'])} per step on {found['device']}, over all threads"
-        profiled = f"{plural(found['steps'], 'step')} under torch.profiler"
-        lines.insert(0, f"{profiled}: own time {own}; most {costliest}")
-    if "trace" in found:
-        size = units.size(found["trace"]["bytes"])
-        lines.append(f"{PROFILER_TRACE} ({size}) in the run's folder and in MLflow opens in ui.perfetto.dev")
-    cells = ((row["name"], f"{row['calls']:g}", units.ms(row["self_ms"]), _share(row, found)) for row in rows)
-    table = Table(("operator", "calls", "own time", "share"), tuple(cells)) if rows and full else None
-    return Section("Operators", tuple(lines), table=table)
-
-
-def _share(row: Row, found: Row) -> str:
-    """Of the own time of all operators."""
-    return units.percent(row["self_ms"] / found["total_ms"]) if found["total_ms"] else "-"
+    if "note" in found:
+        return Section("Profile", (found["note"],))
+    line = (
+        f"{plural(found['steps'], 'step')} under torch.profiler: {PROFILE_TRACE} opens in ui.perfetto.dev, "
+        f"{PROFILE_TABLE} has the costliest operators; both are in the run's folder and in MLflow"
+    )
+    return Section("Profile", (line,))

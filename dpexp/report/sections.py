@@ -15,7 +15,7 @@ from dpexp.record.view import RecordView
 from dpexp.report import layout, style, units, verification
 from dpexp.report.commands import next_commands
 from dpexp.report.findings import Finding, findings_of
-from dpexp.report.memory import operators_section, work_section
+from dpexp.report.memory import profile_section, work_section
 from dpexp.report.section import Bar, Section, Table, short_section
 
 EXECUTIONS = {
@@ -41,7 +41,7 @@ def sections(view: RecordView, *, full: bool = False) -> list[Section]:
         device_map if full else short_section(device_map),
         work_section(view) if full else None,
         _phases(view),
-        operators_section(record, full),
+        profile_section(record),
         _findings(record, findings, full),
         next_commands(record),
     ]

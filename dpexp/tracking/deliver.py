@@ -25,7 +25,7 @@ from typing import Any
 
 from dpexp import report
 from dpexp.config import names
-from dpexp.record.files import PROFILER_TRACE, JournalError
+from dpexp.record.files import PROFILE_TABLE, PROFILE_TRACE, JournalError
 from dpexp.record.journal import COMPARISON, JOURNAL, RECORD, RUN_ID, JournalReader
 from dpexp.record.record import NOT_OF_DPEXP, Record, Row, finish
 from dpexp.record.redact import redact
@@ -297,8 +297,8 @@ class Upload:
             except Exception as error:  # whatever a figure fails on, the run itself is delivered
                 problem = f"without all figures ({type(error).__name__}: {short_message(error)})"
             client.log_artifacts(run_id, name)
-        for path in (self.folder / PROFILER_TRACE, self.folder / COMPARISON):
-            if path.exists():
+        for name in (PROFILE_TRACE, PROFILE_TABLE, COMPARISON):
+            if (path := self.folder / name).exists():
                 client.log_artifact(run_id, str(path))
         return problem
 

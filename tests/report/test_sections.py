@@ -152,13 +152,13 @@ def test_a_full_report_has_memory_by_category_and_work() -> None:
     """Devices that are alike share a row; a figure of a device that is not known is a dash."""
     use = {"parameters": 48, "buffers": 0, "gradients": 48, "optimizer": 96, "activations": 1200}
     rows = [{"device": "cpu", "peak": 5000}, *({"device": f"cpu:{index}", **use} for index in range(3))]
-    work = {"rows": 30, "flops": {"forward": 600, "backward": 900}, "not_counted": ["embedding"]}
+    work = {"rows": 30, "flops": {"forward": 600, "backward": 900}}
     record = whole(3, step_ms=2.0, memory_use=rows, work=work)
     per_second = 1500 / record.summary["step_ms"]["median"] * 1000
     section = report.summary(record, width=120, full=True).partition("Memory and work of a step\n")[2]
     computed, *lines = [re.split(r"  +", line.strip()) for line in section.splitlines()[:4]]
     said = "a step of 30 rows computes at least 600 FLOP in forward, 900 FLOP in backward; "
-    assert computed == [f"{said}{units.flop(per_second)}/s; not counted: embedding"]
+    assert computed == [f"{said}{units.flop(per_second)}/s"]
     assert [line[0] for line in lines] == ["device", "cpu", "cpu:0, cpu:1, cpu:2"]
     assert lines[0][4:] == ["optimizer state", "activations", "at most at once"]
     assert lines[1][1:] == ["-"] * 5 + ["5 kB"]

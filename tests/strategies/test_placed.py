@@ -14,7 +14,7 @@ from dpexp.config.run_config import RunConfig
 from dpexp.data.batch import Batch
 from dpexp.engine.prepare import prepare
 from dpexp.engine.verify import verify
-from dpexp.measurement.operators import STEPS, WARM_UP
+from dpexp.measurement.profile import STEPS, WARM_UP
 from dpexp.strategies.placed import UNOBSERVED, Loss, Placed, StepObserver
 from dpexp.strategies.single import Single
 from dpexp.verification.result import VerificationError
