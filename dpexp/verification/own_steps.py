@@ -77,7 +77,7 @@ class OwnSteps:
         tolerance, negligible = base_tolerance(self._dtype, self._autocast)
         limits = Limits(tolerance, negligible, torch.finfo(self._dtype).eps)
         self._counts = _counts(trainer)
-        self._take = Take(layout, single, Judge(limits, trainer.group), is_short, objective=self._objective)
+        self._take = Take(layout, single, Judge(limits, trainer.group), self._objective, is_short)
         failure = self._take.check_placed()
         return self._result(failure, failure.text if failure is not None else "")
 

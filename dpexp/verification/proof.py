@@ -101,7 +101,7 @@ class Proof:
         first_error = None
         while True:
             self._probe = self._single_device(self.objective)
-            self._initial = State.of(self._probe.trainer)
+            self._initial = State.of(self._probe.trainer, self._probe.objective)
             try:
                 self._nature = Nature.of(self._probe.trainer.placed.module, self._tried)
                 break
@@ -145,7 +145,7 @@ class Proof:
             self._single.chunks = Chunks.of(placed, self.group)
             self._modes = Modes.of(self._nature, self.model, placed, self._single.chunks, self.group)
             judge = Judge(limits, self.group)
-            self._take = Take(layout, self._single, judge, is_short, True, True, objective)
+            self._take = Take(layout, self._single, judge, objective, is_short, True, True)
         else:
             self._take = replace(before, layout=layout, objective=objective)
             self._set_mode(self._single.mode)
@@ -316,7 +316,7 @@ class Proof:
         alike = batch.chosen([0] * batch.rows)
         part = self.objective.weighted(alike.part(self.group.rows), self.group)
         seed_globals(self.group.dp_rank)
-        expected, _ = self._single.step(State.of(self._take.layout), alike)
+        expected, _ = self._single.step(State.of(self._take.layout, self._take.objective), alike)
         found = computed(self._take.layout, part)
         found.outputs = gathered_outputs(found, expected, part, self.objective, self.group)
         return 2 * _distinct(expected) > batch.rows and _distinct(found) < CORRELATED * _distinct(expected)

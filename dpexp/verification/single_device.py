@@ -215,8 +215,7 @@ class SingleDevice:
             state.load(self.trainer)
         self._versions = {name: each._version for name, each in self.trainer.parameters().items()}
         self._follow_groups(state)
-        if state.objective is not None:
-            self.objective.follow(state.objective, self.trainer.placed.output_device)
+        self.objective.follow(state.objective, self.trainer.placed.output_device)
 
     def _follow_groups(self, state: State) -> None:
         """Load of the optimizers' groups what the single device's own steps have changed in them so far."""

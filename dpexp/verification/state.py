@@ -24,7 +24,7 @@ class State:
 
     ``batches`` have come since the optimizer's step, and have given a single device these ``gradients``:
     ranks may have others until the last one. ``groups`` are those of the optimizers. The loss of
-    ``objective`` may keep something from call to call; without one it is as the step before has left it.
+    ``objective`` may keep something from call to call.
     """
 
     parameters: Mapping[str, torch.Tensor]
@@ -33,12 +33,12 @@ class State:
     groups: Sequence[list[dict[str, Any]]]
     batches: int
     random: Sequence[bytes]
+    objective: Objective
     gradients: Mapping[str, torch.Tensor] = field(default_factory=dict)
-    objective: Objective | None = None
 
     @classmethod
-    def of(cls, trainer: Trainer) -> State:
-        """The state of a trainer; every rank must call this."""
+    def of(cls, trainer: Trainer, objective: Objective) -> State:
+        """The state of a trainer and of its loss; every rank must call this."""
         group, optimizers = trainer.group, trainer.optimizers
         buffers = {name: buffer.cpu().clone() for name, buffer in trainer.buffers().items()}
         return cls(
@@ -48,6 +48,7 @@ class State:
             groups(optimizers) if optimizers is not None else [],
             optimizers.batches if optimizers is not None else 0,
             group.one_of_each_dp_rank(group.all_gather(random_state())),
+            objective.of(),
         )
 
     def without_gradients(self) -> State:

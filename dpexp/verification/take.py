@@ -1,6 +1,6 @@
 """Take: a step of a layout, and the same step of a single device from the layout's own state.
 
-    begin(batch)          expected = single.step(State.of(layout), batch): a state gathered from all ranks
+    begin(batch)          expected = single.step(State.of(layout, objective), batch): gathered from all ranks
     computed(step, part)  outputs, loss, gradients and buffers of the layout, before its optimizer
     updated()             parameters and optimizer beside single.update(state, the layout's gradients)
 
@@ -89,10 +89,10 @@ class Take:
     layout: Trainer
     single: SingleDevice
     judge: Judge
+    objective: Objective
     is_short: bool = False
     records: bool = False
     clips: bool = False
-    objective: Objective | None = None
     made: dict[int, str] = field(default_factory=dict)
     rows: dict[int, int] = field(default_factory=dict)
     notes: dict[str, None] = field(default_factory=dict)
@@ -274,9 +274,7 @@ class Take:
 
     def _state(self) -> tuple[State, Failure | None]:
         """The layout's state, and what is wrong with it: ranks apart, or a change since the last take."""
-        state = State.of(self.layout)
-        if self.objective is not None:
-            state = replace(state, objective=self.objective.of())
+        state = State.of(self.layout, self.objective)
         apart = state.apart(self.group) if self.group.size > 1 else {}
         for name, (own, expected) in apart.items():
             failed = self.judge.failed(self.steps, {"parameters": parts_of({name: own}, {name: expected})})

@@ -53,7 +53,7 @@ class Untouched:
                 seed_globals(1)
                 bits[f"random numbers ({dtype})"] = tensors.digest([torch.rand(4)])
                 single = SingleDevice(copied(self._model, dtype), self._objective, self._optimizer)
-                state = State.of(single.trainer)
+                state = State.of(single.trainer, single.objective)
                 step, _ = single.step(state, self._batch)
                 after = single.update(state, step.gradients) if self._optimizer is not None else {}
                 bits[f"outputs ({dtype})"] = tensors.digest(step.outputs)

@@ -46,7 +46,7 @@ def taken(model: nn.Module, accumulate: int = 1) -> Take:
     optimizer = OwnOptimizer(partial(torch.optim.SGD, lr=0.1), accumulate)
     single = SingleDevice(copied(model, torch.float64), objective, optimizer)
     layout = Trainer(on_host(model), objective.loss, optimizer)
-    return Take(layout, single, Judge(Limits(1e-12), layout.group))
+    return Take(layout, single, Judge(Limits(1e-12), layout.group), objective)
 
 
 def test_a_window_of_accumulation_keeps_the_parameters_in_memory_once() -> None:
