@@ -17,7 +17,7 @@ from dpexp.data.batch import Batch
 from dpexp.data.dataset import Dataset
 from dpexp.measurement.evaluation import Evaluation
 from dpexp.parallel import chunk_sizes
-from dpexp.parallel.rng_order import mark_drawing
+from dpexp.parallel.random_layers import mark_drawing
 from dpexp.strategies.base import Strategy
 from dpexp.strategies.ranks import synchronized, without_ranks
 from dpexp.training.preserve import preserved

@@ -1,16 +1,18 @@
 """DataParallel: scatter, replicate, parallel_apply, gather, as one module and as one function."""
 
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
 
 from dpexp.devices import accelerators, is_virtual, physical, place, placed_on, running_on
-from dpexp.parallel.device_ids import DeviceId, to_device, to_devices
 from dpexp.parallel.parallel_apply import parallel_apply
 from dpexp.parallel.replicate import replicate
-from dpexp.parallel.scatter_gather import gather, scatter_kwargs
+from dpexp.parallel.scatter_gather import DeviceId, gather, scatter_kwargs, to_device, to_devices
 
 
 class DataParallel(nn.Module):
@@ -38,6 +40,7 @@ class DataParallel(nn.Module):
         self.module = module
         self.dim = dim
         self.device_ids = _devices(device_ids)
+        self._threads = Threads(len(self.device_ids))
         if not self.device_ids:
             return
         self.src_device_obj = self.device_ids[0]
@@ -68,10 +71,34 @@ class DataParallel(nn.Module):
         return replicate(module, device_ids, not torch.is_grad_enabled())
 
     def parallel_apply(self, replicas: Sequence[nn.Module], inputs: Sequence[Any], kwargs: Any) -> list[Any]:
-        return parallel_apply(replicas, inputs, kwargs, self.device_ids[: len(replicas)])
+        with self._threads.executor() as executor:
+            return parallel_apply(replicas, inputs, kwargs, self.device_ids[: len(replicas)], executor)
 
     def gather(self, outputs: Any, output_device: DeviceId) -> Any:
         return gather(outputs, output_device, dim=self.dim)
+
+
+class Threads:
+    """The threads of a DataParallel, kept between its forwards.
+
+    Forwards at the same time, as those of a DataParallel inside of replicas, have an executor each. A copied
+    or pickled DataParallel, or that of a forked process, starts threads of its own.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._idle: dict[int, list[ThreadPoolExecutor]] = {}
+
+    @contextmanager
+    def executor(self) -> Iterator[ThreadPoolExecutor]:
+        """One that no other forward uses until this context ends."""
+        idle = self._idle.setdefault(os.getpid(), [])
+        executor = idle.pop() if idle else ThreadPoolExecutor(self._count, "dpexp replica")
+        yield executor
+        idle.append(executor)
+
+    def __reduce__(self) -> Any:
+        return Threads, (self._count,)
 
 
 def data_parallel(

@@ -21,7 +21,7 @@ from torch.utils.hooks import RemovableHandle
 
 from dpexp.data.rng import random_state
 from dpexp.distributed.group import ProcessGroup
-from dpexp.parallel.rng_order import DRAWS, PROBABILITIES, is_random_layer, mark_drawing
+from dpexp.parallel.random_layers import DRAWS, PROBABILITIES, is_random_layer, mark_drawing
 from dpexp.strategies.modules import parts, wrapped_key
 from dpexp.strategies.placed import Placed
 from dpexp.training.preserve import eager

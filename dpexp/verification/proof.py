@@ -24,7 +24,7 @@ from dpexp.data.batch import Batch
 from dpexp.data.objective import Objective
 from dpexp.data.rng import kept_globals, seed_globals
 from dpexp.distributed.group import ProcessGroup
-from dpexp.parallel.rng_order import mark_drawing
+from dpexp.parallel.random_layers import mark_drawing
 from dpexp.strategies import custom as sharding_rules
 from dpexp.strategies.placed import Placed
 from dpexp.training.optimizers import OptimizerFactory

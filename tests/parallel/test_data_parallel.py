@@ -137,26 +137,6 @@ def test_outputs_are_gathered_on_the_output_device() -> None:
     assert data_parallel(net, x, virtual(2)).device.type == "cpu"
 
 
-def test_without_gradients_in_eval_mode_no_replica_copies_the_parameters() -> None:
-    net = nn.Linear(3, 2).eval()
-    places: list[int] = []
-
-    class Watched(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = net
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            places.append(self.net.weight.data_ptr())
-            return self.net(x)
-
-    module = Watched().eval()
-    with torch.no_grad():
-        DataParallel(module, virtual(3))(torch.randn(6, 3))
-        data_parallel(module, torch.randn(6, 3), virtual(3))
-    assert places == [net.weight.data_ptr()] * 6
-
-
 def test_an_lstm_with_hidden_state_first_in_dimension_1() -> None:
     class Net(nn.Module):
         def __init__(self) -> None:

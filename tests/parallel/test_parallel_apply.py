@@ -1,15 +1,12 @@
 """parallel_apply and its workers: thread-local state, exceptions, and threads that are reused."""
 
-import contextlib
 import contextvars
 import gc
 import multiprocessing
 import os
 import threading
-import time
 import traceback
 import weakref
-from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -20,8 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from dpexp.config.process import cores
 from dpexp.devices import HOST, current_device, virtual
-from dpexp.parallel import DataParallel, parallel_apply, watchdog
-from dpexp.parallel.thread_pool import ThreadPool, Worker
+from dpexp.parallel import DataParallel, parallel_apply
 
 
 class Call(nn.Module):
@@ -38,19 +34,6 @@ class Call(nn.Module):
 def apply(function: Callable[..., Any], count: int = 3, **kwargs: Any) -> list[Any]:
     """What the function returns in each of ``count`` replicas."""
     return parallel_apply([Call(function)] * count, [()] * count, [kwargs] * count, virtual(count))
-
-
-def test_hooks_on_what_is_saved_for_backward_see_every_replica() -> None:
-    """Those of torch.utils.checkpoint are of one thread, and count what is saved in it."""
-    saved: list[int] = []
-
-    def pack(tensor: torch.Tensor) -> torch.Tensor:
-        saved.append(threading.get_ident())
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        apply(lambda: torch.ones(1 << 20, requires_grad=True).exp(), count=4)
-    assert saved == [threading.get_ident()] * 4
 
 
 def apart(function: Callable[..., Any]) -> list[Any]:
@@ -111,25 +94,6 @@ def test_nested_replicas_that_wait_for_each_other_do_not_hang() -> None:
         return len(apply(barrier.wait, count=4))
 
     assert apply(inner, count=cores()) == [4] * cores()
-
-
-def test_no_more_replicas_than_cores_compute_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watchdog, "PATIENCE_S", 1000)  # a busy machine stands still for longer than 0.1 s
-    pool = ThreadPool()
-    monkeypatch.setitem(parallel_apply.__globals__, "thread_pool", lambda: pool)
-    lock, computing, most = threading.Lock(), 0, 0
-
-    def forward() -> None:
-        nonlocal computing, most
-        with lock:
-            computing += 1
-            most = max(most, computing)
-        (torch.ones(64, 64) @ torch.ones(64, 64)).sum()
-        with lock:
-            computing -= 1
-
-    apply(forward, count=4 * cores())
-    assert 1 <= most <= cores()
 
 
 @pytest.mark.parametrize("grad", [True, False])
@@ -195,16 +159,6 @@ def test_replicas_share_the_callers_intraop_threads() -> None:
         assert found == [4]
     finally:
         torch.set_num_threads(before)
-
-
-def test_a_worker_that_comes_when_others_took_all_replicas_changes_no_state() -> None:
-    """The call may have returned, and the number of threads is the default of threads that start later."""
-    entered, idle = list[str](), deque[Worker]()
-    late = watchdog.QueuedTasks(lambda: contextlib.nullcontext(entered.append("late")))
-    Worker((HOST, 0), idle).submit(late)
-    while not idle:
-        time.sleep(0.001)
-    assert not entered
 
 
 def test_a_dispatch_mode_of_the_caller_sees_every_replica() -> None:
@@ -294,19 +248,6 @@ def test_the_other_replicas_finish_before_the_exception_is_raised() -> None:
     assert sorted(map(str, done)) == ["1", "2"]
 
 
-def test_workers_are_reused_after_an_exception() -> None:
-    barrier = threading.Barrier(2, timeout=1000)
-
-    def thread() -> int:
-        barrier.wait()
-        return threading.get_ident()
-
-    threads = set(apply(thread, count=2))
-    with pytest.raises(ValueError, match="bad"):
-        apply(raise_in({0, 1}, lambda: ValueError("bad")), count=2)
-    assert set(apply(thread, count=2)) == threads
-
-
 class OneTextError(Exception):
     """Takes a message, so that parallel_apply raises a second one in its place."""
 
@@ -333,20 +274,6 @@ def test_an_exception_and_what_its_frames_hold_end_with_the_except_clause(error:
 
 
 # --- workers -------------------------------------------------------------------------------------
-
-
-def test_workers_are_reused_across_forwards_and_modules() -> None:
-    barrier = threading.Barrier(2, timeout=1000)
-
-    def thread() -> threading.Thread:
-        barrier.wait()
-        return threading.current_thread()
-
-    first, second = apply(thread, count=2), apply(thread, count=2)
-    assert set(first) == set(second)
-    workers = set(first) - {threading.current_thread()}
-    assert workers
-    assert all(thread.daemon and thread.name == "dpexp cpu" for thread in workers)
 
 
 def test_no_modules_give_no_outputs() -> None:
