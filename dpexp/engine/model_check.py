@@ -3,7 +3,7 @@
 ``check_model`` looks at the model alone, ``try_one_batch`` runs it.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
@@ -14,15 +14,17 @@ from torch import nn
 from dpexp import devices, tensors
 from dpexp.config.errors import ConfigError, describe, listed, plural
 from dpexp.data.batch import Batch
-from dpexp.data.dataset import Dataset
-from dpexp.measurement.evaluation import Evaluation
+from dpexp.data.halves import no_mean_over_rows
+from dpexp.data.objective import Objective
+from dpexp.engine.prepared import Prepared
 from dpexp.parallel import chunk_sizes
 from dpexp.parallel.random_layers import mark_drawing
-from dpexp.strategies.base import Strategy
 from dpexp.strategies.ranks import synchronized, without_ranks
 from dpexp.training.preserve import preserved
+from dpexp.verification.alone import alone
 from dpexp.verification.mode import drawing_modules
 from dpexp.verification.model_copy import check_copyable
+from dpexp.verification.touched_rows import with_touched_rows
 
 
 def check_not_wrapped(model: nn.Module) -> None:
@@ -61,7 +63,7 @@ def _check_no_data_parallel(model: nn.Module) -> None:
     blocks = " ".join(f"--block {name}" for name in names)
     raise ConfigError(
         f"the model has {listed(names)} in nn.DataParallel, which chooses its own devices: "
-        f"block {blocks} lays it over those of the run"
+        f"block {blocks} lays it out across those of the run"
     )
 
 
@@ -94,54 +96,50 @@ def check_rows_of_ranks(model: nn.Module, sizes: Iterable[int], dp_size: int) ->
             )
 
 
-def try_one_batch(
-    model: nn.Module,
-    data: Dataset,
-    batch: Batch,
-    strategy: Strategy,
-    used: Sequence[torch.device],
-    evaluation: Evaluation,
-    autocast: str,
-) -> str:
-    """Run one batch through model, loss and metrics on the host, and restore what that changes.
+def try_one_batch(prepared: Prepared) -> None:
+    """Run the first batch through model, loss and metrics on the host, and restore what that changes.
 
-    ``autocast`` is the dtype of mixed precision, empty for none. Modules that draw random numbers are marked:
-    replicas that share a generator compute them in order.
-    Returns a note if the forward changes attributes, which replicas lose. Raises ConfigError.
+    Modules that draw random numbers are marked: replicas that share a generator compute them in order.
+    Raises ConfigError.
     """
-    before = _attributes(model)
-    needs_gradients = strategy.needs.gradients and strategy.trains
+    model, strategy, used = prepared.model, prepared.strategy, prepared.selection.used
+    first, objective = next(prepared.batches(0)), prepared.data.objective
+    first.check_rows(strategy.parts(used))
+    batch = first.copied()
     with preserved(model), without_ranks(model), torch.set_grad_enabled(strategy.trains):
         with (
-            devices.autocast(devices.HOST, autocast),
+            devices.autocast(devices.HOST, prepared.autocast),
             misfit_as_config_error(model),
             strategy.trying(model, used),
             drawing_modules(model) as draws,
         ):
             outputs = model(*batch.inputs)
-        after = _attributes(model)
-        with devices.autocast(devices.HOST, autocast):
-            loss = _loss(data, outputs, batch.targets)
-        evaluation.try_metrics(outputs, batch.targets)
-        if needs_gradients and loss.requires_grad and (unused := _unused(model, loss)):
+        with devices.autocast(devices.HOST, prepared.autocast):
+            loss = _loss(objective, outputs, batch.targets)
+        prepared.evaluation.try_metrics(outputs, batch.targets)
+        has_gradients = strategy.trains and loss.requires_grad
+        if strategy.needs.gradients and has_gradients and (unused := _unused(model, loss)):
             strategy.unused(unused)
     mark_drawing(model, draws.names)
-    changed = [name for name, value in after.items() if name not in before or before[name] != value]
-    if not changed:
-        return ""
-    return f"the model changes {listed(changed)} in its forward: what replicas change is lost"
+    if prepared.accumulate > 1:
+        _check_halves(prepared, first)
 
 
-def _unused(model: nn.Module, loss: torch.Tensor) -> list[str]:
-    """The parameters that train, and that the loss does not depend on."""
-    trainable = {name: tensor for name, tensor in model.named_parameters() if tensor.requires_grad}
-    gradients = _gradients(loss, list(trainable.values()))
-    return [name for name, gradient in zip(trainable, gradients, strict=True) if gradient is None]
+def _check_halves(prepared: Prepared, batch: Batch) -> None:
+    """Raises ConfigError for a loss whose batches do not add up."""
+    model, _ = with_touched_rows(prepared.model, [batch])
+    with alone():
+        wrong = no_mean_over_rows(model, prepared.data.objective, batch)
+    if wrong:
+        raise ConfigError(
+            f"--accumulate {prepared.accumulate} averages the gradients of batches, and {wrong}. "
+            f"--batch-size {prepared.batch_size * prepared.accumulate} computes the rows together"
+        )
 
 
-def _loss(data: Dataset, outputs: Any, targets: Any) -> torch.Tensor:
+def _loss(objective: Objective, outputs: Any, targets: Any) -> torch.Tensor:
     try:
-        return data.objective.on_one_device(outputs, targets)
+        return objective.on_one_device(outputs, targets)
     except ConfigError:
         raise
     except Exception as error:
@@ -150,6 +148,13 @@ def _loss(data: Dataset, outputs: Any, targets: Any) -> torch.Tensor:
             f"the loss does not take the model's outputs {shapes[0]} with targets {shapes[1]}: "
             f"{describe(error)}"
         ) from error
+
+
+def _unused(model: nn.Module, loss: torch.Tensor) -> list[str]:
+    """The parameters that train, and that the loss does not depend on."""
+    trainable = {name: tensor for name, tensor in model.named_parameters() if tensor.requires_grad}
+    gradients = _gradients(loss, list(trainable.values()))
+    return [name for name, gradient in zip(trainable, gradients, strict=True) if gradient is None]
 
 
 def _gradients(loss: torch.Tensor, parameters: list[nn.Parameter]) -> list[torch.Tensor | None]:
@@ -169,27 +174,6 @@ def _gradients(loss: torch.Tensor, parameters: list[nn.Parameter]) -> list[torch
         for (parameter, gradient, hooks), copied_hooks in zip(kept, copies, strict=True):
             parameter.grad = gradient
             hooks.update(copied_hooks)
-
-
-def _attributes(model: nn.Module) -> dict[str, Any]:
-    """The plain attributes of every module, each as something that differs once the attribute has changed."""
-    of_every_module = {*vars(nn.Module()), "training"}
-    return {
-        f"{name}.{key}".lstrip("."): _fingerprint(value)
-        for name, module in model.named_modules()
-        for key, value in vars(module).items()
-        if key not in of_every_module
-    }
-
-
-def _fingerprint(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return (id(value), value._version)
-    if isinstance(value, int | float | str | bool | None):
-        return value
-    if isinstance(value, list | dict | set):
-        return (id(value), len(value))
-    return id(value)
 
 
 @contextmanager

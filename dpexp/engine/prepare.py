@@ -15,9 +15,7 @@ from dpexp.config.process import cores
 from dpexp.config.run_config import RunConfig
 from dpexp.data import registry as data
 from dpexp.data.base import Source
-from dpexp.data.batch import Batch
 from dpexp.data.dataset import Dataset
-from dpexp.data.halves import no_mean_over_rows
 from dpexp.data.rng import generator, kept_globals, seed_globals
 from dpexp.distributed.devices import DeviceRequest
 from dpexp.distributed.group import ProcessGroup
@@ -37,9 +35,7 @@ from dpexp.strategies.base import Strategy
 from dpexp.strategies.ranks import check_sync_batch_norm
 from dpexp.strategies.registry import STRATEGIES
 from dpexp.training.optimizers import OptimizerChoice, check_optimizer
-from dpexp.verification.alone import alone
 from dpexp.verification.model_copy import check_not_scripted
-from dpexp.verification.touched_rows import with_touched_rows
 from dpexp.verification.untouched import Untouched
 
 
@@ -97,8 +93,8 @@ def prepare(
         check_optimizer(optimizer, model)
     tensors.cast_module(model, dtype)
     if one_batch:
-        note = _try(prepared)
-        notes = (source.note, dataset.note(config.batch_size), note, cache_note, untouched_note)
+        try_one_batch(prepared)
+        notes = (source.note, dataset.note(config.batch_size), cache_note, untouched_note)
         prepared.note = "; ".join(filter(None, notes))
     return prepared
 
@@ -155,24 +151,6 @@ def _untouched(prepared: Prepared) -> tuple[Untouched | None, str]:
         return None, f"not seen: what the layout changes for every model, since it raises {describe(error)}"
 
 
-def _try(prepared: Prepared) -> str:
-    """Run the first batch on the host. Returns what of it replicas would lose. Raises ConfigError."""
-    first, strategy = next(prepared.batches(0)), prepared.strategy
-    first.check_rows(strategy.parts(prepared.selection.used))
-    note = try_one_batch(
-        prepared.model,
-        prepared.data,
-        first.copied(),
-        strategy,
-        prepared.selection.used,
-        prepared.evaluation,
-        prepared.autocast,
-    )
-    if prepared.optimizer is not None and prepared.optimizer.accumulate > 1:
-        _check_halves(prepared, prepared.optimizer.accumulate, first)
-    return note
-
-
 def _check_compile(strategy: Strategy) -> None:
     if strategy.compile and not strategy.needs.compile:
         able = ", ".join(name for name, other in STRATEGIES.items() if other.needs.compile)
@@ -182,21 +160,9 @@ def _check_compile(strategy: Strategy) -> None:
         )
 
 
-def _check_halves(prepared: Prepared, accumulate: int, batch: Batch) -> None:
-    """Raises ConfigError for a loss whose batches do not add up."""
-    model, _ = with_touched_rows(prepared.model, [batch])
-    with alone():
-        wrong = no_mean_over_rows(model, prepared.data.objective, batch)
-    if wrong:
-        raise ConfigError(
-            f"--accumulate {accumulate} averages the gradients of batches, and {wrong}. "
-            f"--batch-size {prepared.batch_size * accumulate} computes the rows together"
-        )
-
-
 def _check_accumulation(prepared: Prepared) -> None:
     """Raises ConfigError for a run that would make no update, and for a loss by tokens."""
-    accumulate = 1 if prepared.optimizer is None else prepared.optimizer.accumulate
+    accumulate = prepared.accumulate
     if prepared.schedule.steps < accumulate:
         raise ConfigError(
             f"--accumulate {accumulate}: the run has {plural(prepared.schedule.steps, 'batch')}, so the "

@@ -69,6 +69,11 @@ class Prepared:
     note: str = ""
 
     @property
+    def accumulate(self) -> int:
+        """How many batches have one step of the optimizer."""
+        return 1 if self.optimizer is None else self.optimizer.accumulate
+
+    @property
     def group(self) -> ProcessGroup:
         """The process group of the run."""
         return self.strategy.group

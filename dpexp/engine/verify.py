@@ -52,8 +52,7 @@ class Verification:
         self._own: OwnSteps | None = None
         self._entry, self._notes = "first_steps", list[str]()
         self._first = min(FIRST, prepared.schedule.warmup)
-        accumulate = prepared.optimizer.accumulate if prepared.optimizer is not None else 1
-        self._last = (1 + FIRST - self._first) * accumulate
+        self._last = (1 + FIRST - self._first) * prepared.accumulate
         dtype = str(prepared.dtype).removeprefix("torch.")
         self._type = f"{dtype} under autocast to {prepared.autocast}" if prepared.autocast else dtype
 

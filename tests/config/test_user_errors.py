@@ -183,8 +183,7 @@ MODELS = [
     done("whole --model $user:Locked --no-check --virtual 2", "--no-check"),
     done("whole --model $user:Lazy --virtual 2", "first"),
     done("whole --model $user:Frozen --eval --virtual 2", "cpu:1"),
-    done("whole --model $user:Counting --virtual 2",
-         "the model changes calls in its forward: what replicas change is lost"),
+    done("whole --model $user:Counting --virtual 2", "verified"),
 ]  # fmt: skip
 
 DATA = [
