@@ -17,7 +17,6 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dpexp import live
@@ -27,8 +26,7 @@ from dpexp.config.process import home
 from dpexp.config.run_config import RunConfig
 from dpexp.config.strategy_options import LaunchOptions
 from dpexp.distributed.faults import LostContact, PeerError, error_row
-from dpexp.distributed.launch import end_with_launcher, launch, launched_run_id
-from dpexp.distributed.rank_results import RankResult, error_without_record, recorded_error, write_result
+from dpexp.distributed.launch import Job, RankResult, end_with_launcher, error_of, launch
 from dpexp.distributed.signals import SignalHandler, Terminated
 from dpexp.distributed.world import World
 from dpexp.engine.progress import ProgressBar, importing_torch
@@ -70,7 +68,7 @@ OnRecord = Callable[[Record, BaseException | None], None]
 class Outcome:
     """The end of a run: its Record, the result of its delivery, and the error that ended it early.
 
-    ``record`` is None in a rank that does not record.
+    ``record`` is None where a rank other than the first has failed.
     """
 
     record: Record | None
@@ -128,7 +126,7 @@ def run(
         outcome = execute(complete, quiet=quiet)
     if outcome.error is not None:
         raise outcome.error
-    assert outcome.record is not None, "a rank other than the first has no Record"
+    assert outcome.record is not None
     return RunRecord(**vars(outcome.record))
 
 
@@ -145,7 +143,7 @@ def execute(
     ``on_record`` gets the Record and that error while the rest is delivered to MLflow.
     Raises ConfigError for whatever prevents the start of the run: then nothing is written.
     """
-    world, launched = World.of(), config.options.launch_options
+    world, launched = World.of_next_run(), config.options.launch_options
     if world is None and launched is not None:
         return _launch_ranks(config, launched, quiet, on_record)
     if world is not None:
@@ -153,7 +151,7 @@ def execute(
     is_recorder, users = world is None or world.rank == 0, user_run()
     signals = SignalHandler()
     with signals.installed(is_last=is_last):
-        run_id = new_run_id() if world is None else launched_run_id() if is_recorder else ""
+        run_id = new_run_id() if world is None else world.run_id() if is_recorder else ""
         follower = Follower.start(home(), run_id) if config.track and is_recorder else None
         try:
             with startup_errors(JournalError, PeerError), importing_torch(quiet or not is_recorder):
@@ -169,14 +167,14 @@ def execute(
         if is_recorder and (found := user_run()) != users:
             _warn_of_user_run(found)
         before = signals.received
-        if record is not None:
+        if record is not None and is_recorder:
             on_record(record, error)  # while the rest is delivered
         if follower is None:
             return Outcome(record, None, error)
         with ProgressBar(hidden=quiet) as progress:
             progress.begin("delivering to MLflow")
             delivery = follower.wait(config.track_timeout, lambda: signals.received > before)
-        write_result(replace(result, delivery=vars(delivery)))
+        replace(result, delivery=vars(delivery)).write()
         return Outcome(record, delivery, error)
 
 
@@ -238,7 +236,10 @@ def _warn_of_user_run(found: str) -> None:
 def _finish(
     prepared: Prepared, journal: Journal, error: BaseException | None
 ) -> tuple[Record | None, RankResult]:
-    """Write the Record and the result of this rank, and leave the process group."""
+    """Write the Record and the result of this rank, and leave the process group.
+
+    Every rank has the Record, unless an error ended the run.
+    """
     prepared.release()
     group = prepared.group
     record = finish(journal.path) if group.is_first else None
@@ -247,9 +248,10 @@ def _finish(
         row = error_row(error)
         result = replace(result, status="failed", kind=row["type"], message=row["message"])
     if record is not None:
-        result = replace(result, status=record.status, folder=str(journal.folder))
-    write_result(result)
+        result = replace(result, status=record.status)
+    result.write()
     if error is None:
+        record = group.broadcast(0, record)
         group.destroy()
     return record, result
 
@@ -264,15 +266,15 @@ def _launch_ranks(config: RunConfig, options: LaunchOptions, quiet: bool, on_rec
         prepare(config)
         check_writable(home() / "runs")
     count = DeviceRequest(config.devices, config.virtual, config.options).ranks_per_host()
-    results, fault = launch(config.to_dict(), count, options.max_restarts, RANK_PROGRAM, quiet=quiet)
+    job, run_id = Job(config.to_dict(), quiet, sys.argv), new_run_id()
+    results, fault = launch(job, count, options.max_restarts, RANK_PROGRAM, run_id)
     for result in results:
         if result.status == "refused":
             raise ConfigError(result.message)
-    first = next((result for result in results if result.rank == 0), None)
-    if first is None:
-        return Outcome(None, None, error_without_record(results, fault))
-    record = Record.load(Path(first.folder))
-    delivery = Delivery(**first.delivery) if first.delivery else None
-    error = recorded_error(record, fault)
-    on_record(record, error)
+    folder = home() / "runs" / run_id
+    record = Record.load(folder) if folder.exists() else None
+    error = error_of(record, results, fault)
+    if record is not None:
+        on_record(record, error)
+    delivery = next((Delivery(**result.delivery) for result in results if result.delivery), None)
     return Outcome(record, delivery, error)

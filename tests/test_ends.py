@@ -128,18 +128,6 @@ class Forking(Ending):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-class Returning(Ending):
-    """Forks a process that trains on, and one that calls sys.exit."""
-
-    def end(self) -> None:
-        for leave in (lambda: None, sys.exit):
-            child = os.fork()
-            if child == 0:
-                leave()
-                return
-            os.waitpid(child, 0)
-
-
 # --- tests ------------------------------------------------------------------------------------------
 
 
@@ -225,16 +213,3 @@ def test_a_forked_process_does_not_keep_a_dead_run_alive(
     (folder,) = (dpexp_home / "runs").iterdir()
     assert not is_open(folder / "journal.jsonl")
     assert record.status == "killed"
-
-
-def test_a_forked_process_that_comes_back_leaves_the_run_alone(
-    command_lines: CommandLines, dpexp_home: Path
-) -> None:
-    words = [*WORDS, "--steps", "50", "--model", f"{__file__}:Returning"]
-    result = command_lines.run(words, dpexp_home.parent, DPEXP_HOME=str(dpexp_home))
-    (folder,) = (dpexp_home / "runs").iterdir()
-    record = Record.load(folder)
-    assert (result.code, record.status, record.damage) == (0, "finished", [])
-    assert len(record.steps["loss"]) == 50
-    assert result.stderr.count("error: in a process that was forked in the run") == 1
-    assert os.listdir(folder).count("record.json") == 1

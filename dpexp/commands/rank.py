@@ -10,8 +10,7 @@ from dpexp.config.errors import ConfigError
 from dpexp.config.printable import printable
 from dpexp.config.run_config import RunConfig
 from dpexp.distributed.faults import LostContact
-from dpexp.distributed.process_end import end_rank
-from dpexp.distributed.rank_results import Job, RankResult, first_rank_result, write_result
+from dpexp.distributed.launch import Job, RankResult, end_rank, read_results
 from dpexp.distributed.signals import Terminated
 from dpexp.distributed.world import World, restarts_left
 from dpexp.record.files import JournalError
@@ -25,7 +24,7 @@ def run_rank() -> NoReturn:
     The exit code is 0 once the result is written, also for a failed run: the launcher must not restart it.
     A rank that lost its peers exits with 1: the launcher starts all ranks again.
     """
-    end_rank(_run_rank(Job.read()))
+    end_rank(_run_rank(Job.of_rank()))
 
 
 def _run_rank(job: Job) -> int:
@@ -37,11 +36,10 @@ def _run_rank(job: Job) -> int:
         return 0
     config = RunConfig.from_dict(job.config, where="job")
     try:
-        # the launcher relays what the stdout of the other ranks gets
-        with redirect_stdout(sys.stderr if world.local_rank == 0 else sys.stdout):
+        with redirect_stdout(sys.stderr):
             outcome = execute(config, quiet=job.quiet)
     except (ConfigError, JournalError) as error:
-        write_result(RankResult(world.rank, "refused", type(error).__name__, str(error)))
+        RankResult(world.rank, "refused", type(error).__name__, str(error)).write()
         return 0
     except (KeyboardInterrupt, Terminated):  # before the run began: the launcher reports it
         return 1
@@ -54,5 +52,5 @@ def _run_rank(job: Job) -> int:
 
 def _has_ended() -> bool:
     """Whether the first rank has ended, and not by an error after which all start again."""
-    result = first_rank_result()
-    return result is not None and result.kind not in (LostContact.kind, Terminated.__name__)
+    of_first = [result for result in read_results() if result.rank == 0]
+    return any(result.kind not in (LostContact.kind, Terminated.__name__) for result in of_first)

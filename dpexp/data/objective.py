@@ -173,8 +173,7 @@ class Objective:
             return batch
         amount, total = self._amount(batch), 1.0
         if self.reduction == "tokens":
-            by_rank = group.all_gather_numbers([amount])
-            total = sum(number for (number,) in group.one_of_each_dp_rank(by_rank))
+            total = sum(group.one_of_each_dp_rank(group.all_gather(amount)))
         return replace(batch, share=amount / total if total else 0.0)
 
     def tokens(self, batch: Batch) -> float | None:

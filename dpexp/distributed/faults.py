@@ -1,8 +1,9 @@
 """Faults: which rank's error ended a run.
 
 A rank that fails closes its connections, and its peers see no more than that. So each rank writes its error
-to the store of the process group, where a peer whose connection broke looks for the cause. If there is none,
-it names the ranks that have written nothing: they were killed, or are on a host that is gone.
+to the store of the process group, where a peer whose connection broke looks for the cause:
+
+    a rank that was killed    before    an error of a rank    before    a connection that was lost
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import traceback
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 from dpexp.config.errors import Terminated, shortened, text_of
@@ -64,7 +66,10 @@ def is_communication(error: BaseException) -> bool:
 
 @dataclass(frozen=True)
 class Faults:
-    """The errors of the members of a group, in its store, which the first rank holds."""
+    """The errors of the members of a group, in its store, which the first rank holds.
+
+    ``lost/RANK`` says that the rank is alive after an error, ``failed/RANK`` what its error is.
+    """
 
     store: Any
     rank: int
@@ -74,21 +79,16 @@ class Faults:
     def all_failed(self, observing: str, text: str) -> bool:
         """Whether every rank calls this with the same text, of an error in a step that is only observed.
 
-        ``observing`` says for what; it is asked once a run for each.
-        If not, others may wait for this rank in a collective. So this is none, and its wait has an end.
+        ``observing`` says for what; it is asked once a run for each. Where a rank does not call it, that rank
+        may wait for this one in a collective.
         """
-        deadline = time.monotonic() + min(PATIENCE_S, self.timeout_s)
-        with suppress(RuntimeError, OSError):  # the store is gone
-            self.store.set(f"{observing}/{self.rank}", text)
-            while time.monotonic() < deadline:
-                absent = self._without(observing)
-                raised = [each for each in self.members if each not in absent]
-                if any(self.store.get(f"{observing}/{each.rank}").decode() != text for each in raised):
-                    return False
-                if not absent:
-                    return True
-                time.sleep(0.05)
-        return False
+        self.store.set(f"{observing}/{self.rank}", text)
+        keys = [f"{observing}/{member.rank}" for member in self.members]
+        try:
+            self.store.wait(keys, timedelta(seconds=PATIENCE_S))
+        except RuntimeError:
+            return False
+        return all(self.store.get(key).decode() == text for key in keys)
 
     def root_cause(self, error: BaseException) -> BaseException:
         """What ended this rank: ``error``, which is reported to the peers, or the error or end of a peer.
@@ -96,67 +96,60 @@ class Faults:
         A broken connection is explained by a peer, for which this waits a few seconds. So is a signal, at
         once: torchrun terminates the others when one rank was killed.
         """
-        with suppress(RuntimeError, OSError):  # the store is gone
-            self.store.set(f"lost/{self.rank}", "")
         if isinstance(error, PeerError):
             return error
         is_signal = isinstance(error, KeyboardInterrupt | Terminated)
-        try:
+        is_own = not is_signal and not is_communication(error)
+        with suppress(RuntimeError, OSError):  # the store is gone
+            self.store.set(f"lost/{self.rank}", "")
+            found = None
             if is_signal:
-                return self._reported(SIGNALS) or self._killed() or self._report(error)
-            if not is_communication(error):
-                return self._report(error)
-            return self._explained(error)
-        except (RuntimeError, OSError):  # the store is gone
-            if is_signal or not is_communication(error):
-                return error
+                found = self._killed() or self._reported(but_for=SIGNALS)
+            elif not is_own:
+                return self._explained(error)
+            if found is None:
+                self.store.set(f"failed/{self.rank}", json.dumps(error_row(error)))
+            return found or error
+        if is_own or is_signal:
+            return error
         return LostContact(f"lost contact with {self.members[0]}, which connects the ranks with each other")
-
-    def _report(self, error: BaseException) -> BaseException:
-        """Let the peers read the error."""
-        self.store.set(f"failed/{self.rank}", json.dumps(error_row(error)))
-        return error
-
-    def _reported(self, but_for: Sequence[str] = ()) -> PeerError | None:
-        """The error that a rank reported, of another type than these."""
-        for member in self.members:
-            if self.store.check([f"failed/{member.rank}"]):
-                fields = json.loads(self.store.get(f"failed/{member.rank}"))
-                if fields["type"] in but_for:
-                    continue
-                error = PeerError(f"{member}: {fields['type']}: {fields['message']}")
-                error.kind, error.traceback = fields["type"], fields["traceback"]
-                return error
-        return None
-
-    def _killed(self) -> LostContact | None:
-        """The ranks of this host that have ended without a word."""
-        silent = self._without("lost")
-        killed = [each for each in self._without("failed") if each in silent and each.has_ended()]
-        return (
-            LostContact(f"lost contact with {_listed(killed)}: it was killed, or ended itself")
-            if killed
-            else None
-        )
 
     def _explained(self, error: BaseException) -> PeerError:
         """The error or end of a peer, which a broken connection comes from."""
         deadline = time.monotonic() + PATIENCE_S
         while time.monotonic() < deadline:
-            if found := self._reported() or self._killed():
+            if found := self._killed() or self._reported():
                 return found
             time.sleep(0.05)
         waited = f"waited up to {self.timeout_s:g} s, --comm-timeout"
-        failed = self._without("failed")
-        if absent := [each for each in self._without("lost") if each in failed]:
+        if absent := self._silent():
             return LostContact(
                 f"lost contact with {_listed(absent)}: it was killed or is blocked, or its host or the link "
                 f"to it is gone ({waited})"
             )
         return LostContact(f"the ranks lost contact with each other ({waited}): {str(error).splitlines()[0]}")
 
-    def _without(self, key: str) -> list[Member]:
-        return [each for each in self.members if not self.store.check([f"{key}/{each.rank}"])]
+    def _killed(self) -> LostContact | None:
+        """The ranks of this host that have ended without a report."""
+        killed = [member for member in self._silent() if member.has_ended()]
+        if not killed:
+            return None
+        return LostContact(f"lost contact with {_listed(killed)}: it was killed, or ended itself")
+
+    def _reported(self, but_for: Sequence[str] = ()) -> PeerError | None:
+        """The error that a rank reported, of another type than these."""
+        for member in self.members:
+            if self.store.check([f"failed/{member.rank}"]):
+                fields = json.loads(self.store.get(f"failed/{member.rank}"))
+                if fields["type"] not in but_for:
+                    error = PeerError(f"{member}: {fields['type']}: {fields['message']}")
+                    error.kind, error.traceback = fields["type"], fields["traceback"]
+                    return error
+        return None
+
+    def _silent(self) -> list[Member]:
+        """The ranks that have reported nothing."""
+        return [member for member in self.members if not self.store.check([f"lost/{member.rank}"])]
 
 
 def _listed(members: Sequence[Member]) -> str:

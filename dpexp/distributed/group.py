@@ -1,9 +1,7 @@
 """ProcessGroup: how the processes of one run communicate outside of the model.
 
-Here the group of one process: it returns its own values and waits for no other, so that callers need no
-second code path. That of several ranks is in ``torch_process_group``.
-
-TorchProcessGroup: the ranks of one run as a group of ``torch.distributed``, and how they meet.
+A run that is one process has a group too: it returns its own values and waits for no other, so that callers
+need no second code path.
 """
 
 from __future__ import annotations
@@ -12,43 +10,51 @@ import datetime
 import gc
 import os
 import platform
-import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, TypeVar
+import socket
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed.nn.functional  # before a group exists: its functions would keep the default group
 from torch import distributed
-from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from dpexp.config.errors import ConfigError, text_of
 from dpexp.config.mesh import Mesh
 from dpexp.config.strategy_options import RankOptions
-from dpexp.distributed.device_mesh import make_device_mesh
 from dpexp.distributed.faults import Faults, LostContact
 from dpexp.distributed.world import Member, World
-
-if TYPE_CHECKING:
-    from torch.distributed.device_mesh import DeviceMesh
 
 _T = TypeVar("_T")
 
 
 class ProcessGroup:
-    """The group of a run that is one process; ``members`` is empty.
+    """All ranks of ``torch.distributed``, laid out along a mesh; without a mesh this process, no members.
 
     Along its ``mesh`` the ranks split the rows of a global batch into ``dp_size`` parts, of which this rank
-    computes number ``dp_rank``.
+    computes number ``dp_rank``. Values are exchanged in ``group``, on gloo; without one in the default group.
     """
 
-    rank = 0
-    size = 1
-    mesh = Mesh.of_rows(1)
-    members: tuple[Member, ...] = ()
-    is_first_on_host = True
+    def __init__(self, mesh: Mesh | None = None, group: Any = None) -> None:
+        self.rank, self.size, self.mesh = 0, 1, mesh or Mesh.of_rows(1)
+        self.members: tuple[Member, ...] = ()
+        self.is_first_on_host = True
+        self._group = group
+        self._device_mesh: DeviceMesh | None = None
+        self._faults: Faults | None = None
+        if mesh is not None:
+            self.rank, self.size = distributed.get_rank(), distributed.get_world_size()
+            processes = self.all_gather((platform.node(), os.getpid()))
+            self.members = tuple(Member(rank, *process) for rank, process in enumerate(processes))
+            hosts = [member.host for member in self.members]
+            self.is_first_on_host = hosts.index(hosts[self.rank]) == self.rank
+
+    def watch(self, store: Any, timeout_s: float) -> None:
+        """Report to the other ranks, in the group's store, what ends this one, and read their reports."""
+        self._faults = Faults(store, self.rank, self.members, timeout_s)
 
     @property
     def is_first(self) -> bool:
@@ -65,101 +71,42 @@ class ProcessGroup:
         """Which of these parts this rank computes."""
         return self.mesh.dp_rank(self.rank)
 
-    def device_mesh(self, device: torch.device) -> DeviceMesh | None:
-        """The DeviceMesh of the ranks, with devices of this kind; None for one process.
-
-        The first call makes it: every rank must call this.
-        """
-        return None
-
-    def all_gather(self, value: Any) -> list[Any]:
-        """The value of every rank, by rank, on every rank."""
-        return [value]
-
-    def one_of_each_dp_rank(self, by_rank: Sequence[_T]) -> list[_T]:
-        """Of the values of all ranks those of the first of each ``dp_rank``, which have every row once."""
-        return [by_rank[ranks[0]] for ranks in self.mesh.ranks_by_dp_rank]
-
-    def all_gather_numbers(self, values: list[float]) -> list[list[float]]:
-        """``all_gather`` as one tensor: every rank must give the same number of values."""
-        return [values]
-
-    def broadcast(self, rank: int, value: Any) -> Any:
-        """The value of one rank, on every rank."""
-        return value
-
-    def complete(self, values: dict[str, Any]) -> dict[str, Any]:
-        """The values of all ranks by key; one that this rank lacks is that of the first rank that has it."""
-        return values
-
-    def barrier(self) -> None:
-        """Wait until every rank calls this."""
-
-    def check_agreement(self, error: BaseException | None, facts: dict[str, str]) -> None:
-        """Raises the error of this rank; ConfigError where another rank has one, or where facts differ.
-
-        Every rank raises then, and the group has ended.
-        """
-        if error is not None:
-            raise error
-
-    def all_failed(self, observing: str, text: str) -> bool:
-        """Whether every rank has the error with this text in a step that is only observed, for ``observing``.
-
-        Only then they continue. Call it once a run for each.
-        """
-        return True
-
-    def root_cause(self, error: BaseException) -> BaseException:
-        """What ended this rank: ``error``, or the error or end of a peer that caused it."""
-        return error
-
-    def destroy(self) -> None:
-        """End the group once every rank calls this. After an error a process ends without it."""
-
     def rows(self, count: int) -> slice:
         """The rows of a global batch of ``count`` that this rank computes, split as ``Tensor.chunk`` does."""
         size, part = max(1, -(-count // self.dp_size)), self.dp_rank
         return slice(min(count, part * size), min(count, (part + 1) * size))
 
+    def device_mesh(self, device: torch.device) -> DeviceMesh | None:
+        """The DeviceMesh of the ranks, with devices of this kind; None for one process.
 
-class TorchProcessGroup(ProcessGroup):
-    """A group of ``torch.distributed`` with all ranks, on gloo; without one, the default group."""
-
-    def __init__(self, mesh: Mesh, group: Any = None) -> None:
-        self.rank, self.size = distributed.get_rank(), distributed.get_world_size()
-        self.mesh = mesh
-        self._group = group
-        self._device_mesh: DeviceMesh | None = None
-        processes = self.all_gather((platform.node(), os.getpid()))
-        self.members = tuple(Member(rank, *process) for rank, process in enumerate(processes))
-        self._faults: Faults | None = None
-
-    def watch(self, store: Any, timeout_s: float) -> None:
-        """Report to the other ranks, in the group's store, what ends this one, and read their reports."""
-        self._faults = Faults(store, self.rank, self.members, timeout_s)
-
-    def device_mesh(self, device: torch.device) -> DeviceMesh:
-        self._device_mesh = self._device_mesh or make_device_mesh(self.mesh, device)
+        The first call makes it: every rank must call this.
+        """
+        if self.members and self._device_mesh is None:
+            sizes = tuple(dimension.size for dimension in self.mesh.dimensions)
+            names = tuple(dimension.name for dimension in self.mesh.dimensions)
+            self._device_mesh = init_device_mesh(device.type, sizes, mesh_dim_names=names)
         return self._device_mesh
 
     def all_gather(self, value: Any) -> list[Any]:
-        values: list[Any] = [None] * self.size
-        distributed.all_gather_object(values, value, group=self._group)
+        """The value of every rank, by rank, on every rank."""
+        values = [value] * self.size
+        if self.size > 1:
+            distributed.all_gather_object(values, value, group=self._group)
         return values
 
-    def all_gather_numbers(self, values: list[float]) -> list[list[float]]:
-        local = torch.tensor(values, dtype=torch.float64)
-        by_rank = [torch.empty_like(local) for _ in range(self.size)]
-        distributed.all_gather(by_rank, local, group=self._group)
-        return [tensor.tolist() for tensor in by_rank]
+    def one_of_each_dp_rank(self, by_rank: Sequence[_T]) -> list[_T]:
+        """Of the values of all ranks those of the first of each ``dp_rank``, which have every row once."""
+        return [by_rank[ranks[0]] for ranks in self.mesh.ranks_by_dp_rank]
 
     def broadcast(self, rank: int, value: Any) -> Any:
+        """The value of one rank, on every rank."""
         values = [value if self.rank == rank else None]
-        distributed.broadcast_object_list(values, src=rank, group=self._group)
+        if self.size > 1:
+            distributed.broadcast_object_list(values, src=rank, group=self._group)
         return values[0]
 
     def complete(self, values: dict[str, Any]) -> dict[str, Any]:
+        """The values of all ranks by key; one that this rank lacks is that of the first rank that has it."""
         keys: list[list[str]] = self.all_gather(list(values))
         completed = dict.fromkeys(key for of_rank in keys for key in of_rank) | values
         for key in completed:
@@ -170,19 +117,24 @@ class TorchProcessGroup(ProcessGroup):
         return completed
 
     def barrier(self) -> None:
-        distributed.barrier(group=self._group)
+        """Wait until every rank calls this."""
+        if self.size > 1:
+            distributed.barrier(group=self._group)
 
     def check_agreement(self, error: BaseException | None, facts: dict[str, str]) -> None:
+        """Raises the error of this rank; ConfigError where another rank has one, or where facts differ.
+
+        Every rank raises then, and the group has ended.
+        """
         by_rank = self.all_gather((f"{type(error).__name__}: {text_of(error)}" if error else "", facts))
-        differs = self._disagreement(by_rank)
-        if differs is None:
-            return
-        with suppress(RuntimeError):  # a rank was killed meanwhile
-            self.destroy()
-        raise error or differs
+        error = error or self._disagreement(by_rank)
+        if error is not None:
+            with suppress(RuntimeError):  # a rank was killed meanwhile
+                self.destroy()
+            raise error
 
     def _disagreement(self, by_rank: list[tuple[str, dict[str, str]]]) -> ConfigError | None:
-        for member, (message, facts) in zip(self.members, by_rank, strict=True):
+        for member, (message, facts) in zip(self.members, by_rank, strict=False):
             if message:
                 return ConfigError(f"{member}: {message}")
             for name, value in facts.items():
@@ -194,15 +146,22 @@ class TorchProcessGroup(ProcessGroup):
         return None
 
     def all_failed(self, observing: str, text: str) -> bool:
-        return self._faults is not None and self._faults.all_failed(observing, text)
+        """Whether every rank has the error with this text in a step that is only observed, for ``observing``.
+
+        Only then they continue. Call it once a run for each.
+        """
+        return self._faults.all_failed(observing, text) if self._faults is not None else self.size == 1
 
     def root_cause(self, error: BaseException) -> BaseException:
+        """What ended this rank: ``error``, or the error or end of a peer that caused it."""
         return error if self._faults is None else self._faults.root_cause(error)
 
     def destroy(self) -> None:
-        gc.collect()  # wrapped modules, which are in cycles and hold the group
-        self.barrier()
-        distributed.destroy_process_group()
+        """End the group once every rank calls this. After an error a process ends without it."""
+        if self.members:
+            gc.collect()  # wrapped modules, which are in cycles and hold the group
+            self.barrier()
+            distributed.destroy_process_group()
 
 
 def init_process_group(
@@ -210,61 +169,40 @@ def init_process_group(
 ) -> ProcessGroup:
     """The process group of this run after all ranks have joined; without a world it has one process.
 
-    Raises LostContact where they do not join within ``--comm-timeout``.
+    Raises LostContact where they do not join within ``--comm-timeout``, and ConfigError where the program
+    has a process group already.
     """
     if world is None:
         return ProcessGroup()
     assert options is not None
+    if distributed.is_initialized():
+        raise ConfigError(
+            "this program has a process group already, its own or that of a run that failed: "
+            "a run makes one, so call destroy_process_group before it"
+        )
     timeout = datetime.timedelta(seconds=options.comm_timeout)
     backend = "gloo"
     if device.type == "cuda":
         torch.cuda.set_device(device)
         backend = "gloo" if options.comm == "gloo" else "cpu:gloo,cuda:nccl"
     if world.local_size == world.size:  # otherwise gloo guesses the interface from the name of this host
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", _loopback())
+        loopback = next((name for _, name in socket.if_nameindex() if name.startswith("lo")), "lo")
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
     try:
-        with _stdout_to_stderr():  # gloo prints its connections to stdout
-            store, _, _ = next(rendezvous("env://", world.rank, world.size, timeout=timeout))
-            store.set_timeout(timeout)
-            # without --standalone, torchrun's store has the addresses and reports of earlier attempts
-            store = PrefixStore(f"attempt {world.attempt}", store)
-            distributed.init_process_group(
-                backend,
-                timeout=timeout,
-                store=PrefixStore("ranks", store),
-                rank=world.rank,
-                world_size=world.size,
-            )
+        store, _, _ = next(rendezvous("env://", world.rank, world.size, timeout=timeout))
+        store.set_timeout(timeout)
+        # torchrun's store may have the addresses and reports of earlier runs and attempts
+        store = PrefixStore(f"run {world.run}, attempt {world.attempt}", store)
+        addresses = PrefixStore("ranks", store)
+        distributed.init_process_group(
+            backend, timeout=timeout, store=addresses, rank=world.rank, world_size=world.size
+        )
     except (RuntimeError, OSError, ValueError) as error:
         raise LostContact(
             f"rank {world.rank} of {world.size} on host {world.host} did not meet every other rank at "
             f"{world.address}:{world.port} within {options.comm_timeout:g} s (--comm-timeout): "
             f"{str(error).splitlines()[0]}"
         ) from error
-    group = TorchProcessGroup(options.mesh_of(world.size))
-    group.is_first_on_host = world.local_rank == 0
+    group = ProcessGroup(options.mesh_of(world.size))
     group.watch(store, options.comm_timeout)
     return group
-
-
-def _loopback() -> str:
-    """The network interface of this host to itself."""
-    import psutil
-
-    found = (
-        name for name, of in psutil.net_if_addrs().items() if any(each.address == "127.0.0.1" for each in of)
-    )
-    return next(found, "lo")
-
-
-@contextmanager
-def _stdout_to_stderr() -> Iterator[None]:
-    """Inside, stdout is stderr, for C++ code too: ``--json`` prints nothing but the Record to stdout."""
-    sys.stdout.flush()
-    stdout = os.dup(1)
-    os.dup2(2, 1)
-    try:
-        yield
-    finally:
-        os.dup2(stdout, 1)
-        os.close(stdout)

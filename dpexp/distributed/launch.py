@@ -1,72 +1,194 @@
 """Launch: torchrun's agent, in this process, starts the ranks of this host and watches them.
 
 launch --> torchrun's agent --> rank 0: python -P -c ENTRY --> RankResult --+--> launch returns the results,
-           |                --> rank 1: python -P -c ENTRY --> RankResult --+    and the error of the agent
+           |                --> rank 1: python -P -c ENTRY --> RankResult --+    and what ended them early
            +-- a rank is lost: all ranks start again
 
-The ranks read their Job from a file: a command line would show it, and what it has from the environment, to
-every user of the machine.
+A run is judged by its Record and the results of its ranks, never by their exit codes: a teardown may fail.
 """
 
 from __future__ import annotations
 
-import hashlib
+import atexit
+import json
 import logging
 import os
-import secrets
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from dpexp.config.process import cores, end_with_parent, python_path
-from dpexp.distributed.rank_results import RESULTS, Job, RankResult, read_results
 from dpexp.distributed.signals import Terminated
-from dpexp.record.redact import redact
+from dpexp.distributed.world import RUN_ID
+from dpexp.record.files import write_atomically
+from dpexp.record.record import Record
 
-LAUNCH = "DPEXP_LAUNCH"  # in a rank's environment: the id of its launch
-LAUNCHER = "DPEXP_LAUNCHER"  # the process id of its launcher
-LOGGERS = "torch.distributed"
-
-
-def launched_run_id() -> str:
-    """The run id that the first rank gives: the same after a restart by the same torchrun agent."""
-    import psutil
-
-    agent = os.getppid()
-    identity = [os.uname().nodename, agent, psutil.Process(agent).create_time()]
-    identity += [os.environ.get(name) for name in (LAUNCH, "TORCHELASTIC_RUN_ID")]
-    return hashlib.sha256(repr(identity).encode()).hexdigest()[:12]
+JOB = "DPEXP_JOB"
+"""In the environment of a rank: its Job. Its command line would show it to every user of the machine."""
+RESULTS = "DPEXP_RANK_RESULTS"
+"""In the environment of a rank: the folder of the results; without it, there are none."""
+LAUNCHER = "DPEXP_LAUNCHER"
+"""In the environment of a rank: the process id of its launcher."""
 
 
-class LaunchError(RuntimeError):
-    """The ranks did not start, or one ended without a RankResult: which, on which host, and how.
+@dataclass(frozen=True)
+class Job:
+    """What a rank does: the flat config of the run, and the command line that started it."""
 
-    ``is_cause``: it was killed, or ended itself, which explains why the other ranks lost contact with it.
+    config: dict[str, Any]
+    quiet: bool
+    argv: list[str]
+
+    @classmethod
+    def of_rank(cls) -> Job:
+        """The Job of this rank."""
+        return cls(**json.loads(os.environ[JOB]))
+
+
+@dataclass(frozen=True)
+class RankResult:
+    """How a rank ended. Only the first rank, which records, has ``delivery``."""
+
+    rank: int
+    status: str
+    kind: str = ""
+    message: str = ""
+    delivery: dict[str, Any] | None = None
+
+    def write(self) -> None:
+        """Write it for the launcher, in place of that before a restart."""
+        if folder := os.environ.get(RESULTS):
+            write_atomically(Path(folder) / f"{self.rank}.json", json.dumps(asdict(self)).encode())
+
+
+def read_results(folder: str | Path | None = None) -> list[RankResult]:
+    """The results that the ranks have written, by rank; without a folder those of the ranks beside this."""
+    files = Path(folder or os.environ[RESULTS]).glob("[0-9]*.json")
+    return sorted((RankResult(**json.loads(file.read_bytes())) for file in files), key=lambda each: each.rank)
+
+
+class RanksError(RuntimeError):
+    """The run failed in its ranks, or they did not start.
+
+    ``is_cause``: a rank was killed, or ended itself, which explains why the others lost contact with it.
     """
 
     is_cause = False
 
 
 def launch(
-    config: dict[str, Any], count: int, max_restarts: int, entry: str, *, quiet: bool
+    job: Job, count: int, max_restarts: int, entry: str, run_id: str
 ) -> tuple[list[RankResult], BaseException | None]:
     """Start ``count`` ranks on this host, each ``python -P -c ENTRY``, and wait for their results.
 
-    ``config`` is flat, as ``RunConfig.to_dict`` makes it.
-
-    The second value is what ended them early, as far as torchrun knows: LaunchError, or KeyboardInterrupt or
+    The second value is what ended them early, as far as torchrun knows: RanksError, or KeyboardInterrupt or
     Terminated where a signal ended this process.
     """
-    with tempfile.TemporaryDirectory(prefix="dpexp-") as name, _environment(count, name):
-        folder = Path(name)
-        Job(config, quiet, sys.argv).write(folder)
-        error = _run_agent(_agent_config(count, max_restarts, folder), entry, folder)
-        _relay(folder)
+    with tempfile.TemporaryDirectory(prefix="dpexp-") as folder:
+        environment = {
+            JOB: json.dumps(asdict(job)),
+            LAUNCHER: str(os.getpid()),
+            RESULTS: folder,
+            RUN_ID: run_id,
+            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or str(max(1, (cores() - 1) // count)),
+            "PYTHONPATH": python_path(),
+            "TORCH_CPP_LOG_LEVEL": "ERROR",
+            # A shared store would give restarted ranks the addresses of those that ended.
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+        }
+        with _environment(environment):
+            error = _run_agent(count, max_restarts, entry, Path(folder))
         return read_results(folder), error
+
+
+def error_of(
+    record: Record | None, results: Sequence[RankResult], fault: BaseException | None
+) -> BaseException | None:
+    """What ended the ranks early, of their Record, their results, and what torchrun says.
+
+    A signal to the launcher, or the end of a rank, is why they ended, whatever they say.
+    """
+    if record is not None and record.status == "finished":
+        return None
+    if isinstance(fault, KeyboardInterrupt | Terminated) or getattr(fault, "is_cause", False):
+        return fault
+    if record is not None and record.error:
+        return RanksError(record.error["message"])
+    failed = next((result for result in results if result.status != "finished"), None)
+    return RanksError(failed.message) if failed else fault or RanksError("the ranks ended without a result")
+
+
+@contextmanager
+def _environment(variables: dict[str, str]) -> Iterator[None]:
+    """The environment of torchrun's agent and the ranks; nothing is logged, since ``_run_agent`` reports.
+
+    Afterwards all is as before, the signal handlers too, which the agent replaces.
+    """
+    before, level = os.environ.copy(), logging.root.manager.disable
+    handlers = {number: signal.getsignal(number) for number in signal.valid_signals()}
+    os.environ.update(variables)
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(level)
+        os.environ.clear()
+        os.environ.update(before)
+        for number, handler in handlers.items():
+            if signal.getsignal(number) is not handler:
+                signal.signal(number, handler)
+
+
+def _run_agent(count: int, max_restarts: int, entry: str, folder: Path) -> BaseException | None:
+    """Run torchrun's agent until the ranks have ended; what ended them early, as one of our errors."""
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, Std
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.elastic.rendezvous import RendezvousError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    agent = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=count,
+        run_id="dpexp",
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        max_restarts=max_restarts,
+        local_addr="localhost",
+        logs_specs=DefaultLogsSpecs(str(folder), redirects=dict.fromkeys(range(1, count), Std.ALL)),
+    )
+    try:
+        elastic_launch(agent, sys.executable)("-P", "-c", entry)
+    except ChildFailedError as error:
+        failures = error.failures.items()
+        causes = [each for each in failures if each[1].exitcode not in (0, 1)]  # ours are 0 and 1
+        fault = RanksError(_describe_failure(*(causes or [error.get_first_failure()])[0], folder))
+        fault.is_cause = bool(causes)
+        return fault
+    except SignalException as error:
+        interrupted = error.sigval == signal.SIGINT
+        return KeyboardInterrupt() if interrupted else Terminated(f"ended by {error.sigval.name}")
+    except (RendezvousError, OSError, RuntimeError) as error:
+        return RanksError(f"the ranks cannot meet on this host: {str(error).splitlines()[0]}")
+    return None
+
+
+def _describe_failure(rank: int, failure: Any, folder: Path) -> str:
+    """Which rank ended, how, and the last line of its stderr."""
+    code, last_line = failure.exitcode, ""
+    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+    for path in sorted(folder.glob(f"**/{failure.local_rank}/stderr.log")):
+        lines = path.read_text(errors="replace").strip().splitlines()
+        last_line = f": {lines[-1]}" if lines else last_line
+    return f"rank {rank} on host {os.uname().nodename} (process {failure.pid}) {how}{last_line}"
+
+
+# --- in a rank ---
 
 
 def end_with_launcher() -> None:
@@ -81,97 +203,16 @@ def end_with_launcher() -> None:
         os._exit(1)
 
 
-# --- starting ---
+def end_rank(code: int) -> NoReturn:
+    """End the process of a rank as the interpreter does, but free nothing and wait for no thread.
 
-
-@contextmanager
-def _environment(count: int, folder: str) -> Iterator[None]:
-    """The environment of torchrun's agent and the ranks. Its loggers are silent: ``_run_agent`` reports."""
-    import torch.distributed.launcher.api  # noqa: F401 - sets the levels of its loggers
-
-    names = [name for name in logging.root.manager.loggerDict if name.startswith(LOGGERS)]
-    environment, loggers = os.environ.copy(), [logging.getLogger(name) for name in names]
-    levels = [logger.level for logger in loggers]
-    os.environ |= {
-        LAUNCH: secrets.token_hex(6),
-        LAUNCHER: str(os.getpid()),
-        "OMP_NUM_THREADS": environment.get("OMP_NUM_THREADS") or str(max(1, (cores() - 1) // count)),
-        "PYTHONPATH": python_path(),
-        RESULTS: folder,
-        "TORCH_CPP_LOG_LEVEL": "ERROR",
-        # A shared store would give restarted ranks the addresses of those that ended.
-        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
-    }
-    for logger in loggers:
-        logger.setLevel(logging.CRITICAL + 1)
-    try:
-        yield
-    finally:
-        for name in os.environ.keys() - environment.keys():
-            del os.environ[name]
-        os.environ |= environment
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
-
-
-def _agent_config(count: int, max_restarts: int, logs: Path) -> Any:
-    """The ``LaunchConfig`` of torchrun's agent."""
-    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
-    from torch.distributed.launcher.api import LaunchConfig
-
-    return LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=count,
-        run_id="dpexp",
-        rdzv_backend="c10d",
-        rdzv_endpoint="localhost:0",
-        max_restarts=max_restarts,
-        local_addr="localhost",
-        logs_specs=DefaultLogsSpecs(str(logs), redirects=dict.fromkeys(range(1, count), Std.ALL)),
-    )
-
-
-def _relay(logs: Path) -> None:
-    """Print on stderr what the ranks printed whose stdout is a file, each line once."""
-    for path in sorted(logs.glob("**/stdout.log")):
-        for line in dict.fromkeys(path.read_text(errors="replace").splitlines()):
-            print(redact(line), file=sys.stderr)
-
-
-# --- reporting ---
-
-
-def _run_agent(agent: Any, entry: str, logs: Path) -> BaseException | None:
-    """Run torchrun's agent until the ranks have ended; what ended them early, as one of our errors."""
-    from torch.distributed.elastic.multiprocessing import SignalException
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.elastic.rendezvous import RendezvousError
-    from torch.distributed.launcher.api import elastic_launch
-
-    try:
-        elastic_launch(agent, sys.executable)("-P", "-c", entry)
-    except ChildFailedError as error:
-        causes = [
-            each for each in error.failures.items() if each[1].exitcode not in (0, 1)
-        ]  # ours are 0 and 1
-        fault = LaunchError(_describe_failure(*(causes or [error.get_first_failure()])[0], logs))
-        fault.is_cause = bool(causes)
-        return fault
-    except SignalException as error:
-        interrupted = error.sigval == signal.SIGINT
-        return KeyboardInterrupt() if interrupted else Terminated(f"ended by {error.sigval.name}")
-    except (RendezvousError, OSError, RuntimeError) as error:
-        return LaunchError(f"the ranks cannot meet on this host: {str(error).splitlines()[0]}")
-    return None
-
-
-def _describe_failure(rank: int, failure: Any, logs: Path) -> str:
-    """Which rank ended, how, and the last line of its stderr."""
-    code = failure.exitcode
-    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
-    last_line = ""
-    for path in sorted(logs.glob(f"**/{failure.local_rank}/stderr.log")):
-        lines = path.read_text(errors="replace").strip().splitlines()
-        last_line = f": {lines[-1]}" if lines else last_line
-    return f"rank {rank} on host {os.uname().nodename} (process {failure.pid}) {how}{last_line}"
+    A gloo thread of a process group aborts an interpreter that is ending («terminate called without an active
+    exception»).
+    """
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):  # its reader has gone, or it is closed
+            code = code or 1
+    os._exit(code)

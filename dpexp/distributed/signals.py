@@ -4,16 +4,12 @@ running    the first signal raises KeyboardInterrupt or Terminated
 ending     every signal is only counted
 """
 
-import os
 import signal
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import NoReturn
 
-from dpexp.config.errors import Terminated, describe
-from dpexp.config.printable import printable
+from dpexp.config.errors import Terminated
 
 __all__ = ["SignalHandler", "Terminated"]
 
@@ -26,8 +22,7 @@ class SignalHandler:
     def __init__(self) -> None:
         self.received = 0
         self._first: int | None = None
-        self._process = os.getpid()
-        self._is_held = self._has_raised = False
+        self._is_held = False
 
     @property
     def requested(self) -> bool:
@@ -62,36 +57,22 @@ class SignalHandler:
             self.terminate()
 
     def error_of(self, work: Callable[[], None]) -> BaseException | None:
-        """Do the work, until no signal can raise. Returns what ended it early, which may be anything.
-
-        A process that the work forked, and that comes back here, ends: the run belongs to its parent.
-        """
+        """Do the work, until no signal can raise. Returns what ended it early, which may be anything."""
         try:
             try:
                 self.release()
                 work()
+            finally:
                 self.hold()
-            except BaseException as raised:
-                self.hold()
-                if os.getpid() != self._process:
-                    _leave_forked_child(raised)
-                return raised
-        except BaseException as raised:  # a signal before ``hold``
+        except BaseException as raised:  # of the work, or a signal before ``hold``
             self.hold()
             return raised
         return None
 
     def _handle(self, number: int, frame: object) -> None:
-        if os.getpid() != self._process:
-            _by_default(number)
-            return
         self.received += 1
         self._first = self._first or number
-        if self._is_held:
-            return
-        # The end may have begun just now. If user code swallowed the exception, a third signal raises.
-        self._has_raised = not self._has_raised
-        if self._has_raised:
+        if self.received == 1 and not self._is_held:
             self.terminate()
 
     def terminate(self) -> None:
@@ -99,19 +80,3 @@ class SignalHandler:
         if self._first == signal.SIGINT:
             raise KeyboardInterrupt
         raise Terminated(f"ended by {signal.SIGTERM.name}")
-
-
-def _by_default(number: int) -> None:
-    """What a signal does without a handler, in a process that was forked from that of the run."""
-    if number == signal.SIGINT:
-        raise KeyboardInterrupt
-    signal.signal(number, signal.SIG_DFL)
-    os.kill(os.getpid(), number)
-
-
-def _leave_forked_child(error: BaseException) -> NoReturn:
-    if isinstance(error, SystemExit):
-        os._exit(error.code if isinstance(error.code, int) else int(error.code is not None))
-    line = f"error: in a process that was forked in the run: {describe(error)}"
-    print(printable(line), file=sys.stderr, flush=True)
-    os._exit(1)

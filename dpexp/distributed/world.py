@@ -1,15 +1,21 @@
-"""World: which rank this process is, as torchrun's environment variables say."""
+"""World: which rank this process is, as torchrun's environment variables say, and the members of a group."""
 
 from __future__ import annotations
 
+import hashlib
+import itertools
 import os
 import platform
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from dpexp.config.errors import ConfigError
+from dpexp.config.mesh import Dimension, Mesh
 
+RUN_ID = "DPEXP_RUN_ID"
+"""In the environment of ranks that ``launch`` has started: the id of their run."""
 _VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_runs = itertools.count()
 
 
 @dataclass(frozen=True)
@@ -17,7 +23,7 @@ class World:
     """One rank of ``size``; ``local_rank`` of the ``local_size`` on this host, which has the name ``host``.
 
     The first rank listens at ``address`` and ``port``. ``attempt`` counts the restarts of all ranks; 0 where
-    hosts count them apart.
+    hosts count them apart. ``run`` counts the runs of the ranks' program.
     """
 
     rank: int
@@ -28,13 +34,15 @@ class World:
     port: int
     host: str = field(default_factory=platform.node)
     attempt: int = 0
+    run: int = 0
 
     @classmethod
-    def of(cls, environ: Mapping[str, str] = os.environ) -> World | None:
+    def of(cls) -> World | None:
         """The world that the environment describes; None if the process is not a rank.
 
         Raises ConfigError where the variables are incomplete or contradict each other.
         """
+        environ = os.environ
         if "RANK" not in environ and "WORLD_SIZE" not in environ:
             return None
         missing = [name for name in _VARIABLES if not environ.get(name)]
@@ -43,19 +51,46 @@ class World:
                 f"RANK or WORLD_SIZE is set, but not {', '.join(missing)}: start the ranks with "
                 "torchrun, or unset RANK and WORLD_SIZE"
             )
-        rank, size, local_rank, local_size = (_whole_number(name, environ[name]) for name in _VARIABLES[:4])
+        numbers = [name for name in _VARIABLES if name != "MASTER_ADDR"]
+        for name in numbers:
+            if not environ[name].isdecimal():
+                raise ConfigError(
+                    f"environment variable {name}='{environ[name]}' is not a whole number: torchrun sets it"
+                )
+        rank, size, local_rank, local_size, port = (int(environ[name]) for name in numbers)
         if not (local_rank < local_size <= size and rank < size):
-            found = ", ".join(f"{name}={environ[name]}" for name in _VARIABLES[:4])
+            found = ", ".join(f"{name}={environ[name]}" for name in numbers[:4])
             raise ConfigError(f"the world does not add up: {found}; ranks count from 0")
-        port = _whole_number("MASTER_PORT", environ["MASTER_PORT"])
         restarts = environ.get("TORCHELASTIC_RESTART_COUNT", "")
         attempt = int(restarts) if restarts.isdecimal() and local_size == size else 0
         return cls(rank, size, local_rank, local_size, environ["MASTER_ADDR"], port, attempt=attempt)
 
+    @classmethod
+    def of_next_run(cls) -> World | None:
+        """The world of a run that begins: the next one of this process. Every rank must call this."""
+        world = cls.of()
+        return replace(world, run=next(_runs)) if world is not None else None
 
-def restarts_left(environ: Mapping[str, str] = os.environ) -> int:
+    def run_id(self) -> str:
+        """The id that the first rank gives to the run: the same after a restart by the same agent."""
+        import psutil
+
+        if RUN_ID in os.environ:
+            return os.environ[RUN_ID]
+        agent = psutil.Process(os.getppid())
+        identity = [
+            self.host,
+            agent.pid,
+            agent.create_time(),
+            os.environ.get("TORCHELASTIC_RUN_ID"),
+            self.run,
+        ]
+        return hashlib.sha256(repr(identity).encode()).hexdigest()[:12]
+
+
+def restarts_left() -> int:
     """How often torchrun will still start this host's ranks again after one ends with an error."""
-    most, done = (environ.get(f"TORCHELASTIC_{name}", "") for name in ("MAX_RESTARTS", "RESTART_COUNT"))
+    most, done = (os.environ.get(f"TORCHELASTIC_{name}", "") for name in ("MAX_RESTARTS", "RESTART_COUNT"))
     return int(most) - int(done) if most.isdecimal() and done.isdecimal() else 0
 
 
@@ -82,7 +117,16 @@ class Member:
             return True
 
 
-def _whole_number(name: str, text: str) -> int:
-    if not text.isdecimal():
-        raise ConfigError(f"environment variable {name}='{text}' is not a whole number: torchrun sets it")
-    return int(text)
+# --- the mesh of the ranks ---
+
+
+def dimensions_of(device_mesh: Any) -> tuple[Dimension, ...]:
+    """The dimensions of a DeviceMesh; one without names has empty ones."""
+    sizes = device_mesh.shape
+    names = device_mesh.mesh_dim_names or ("",) * len(sizes)
+    return tuple(map(Dimension, names, sizes))
+
+
+def as_mesh(device_mesh: Any) -> Mesh:
+    """The Mesh of a DeviceMesh, whose ranks may be in any order."""
+    return Mesh(dimensions_of(device_mesh), tuple(device_mesh.mesh.flatten().tolist()))

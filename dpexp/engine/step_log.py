@@ -81,7 +81,7 @@ class StepLog:
             loss * step.weight if step.weight else 0.0
             for loss, step in zip(losses, self.pending, strict=True)
         ]
-        by_rank = self._group.all_gather_numbers([*terms, *times_ms, *wall_ms])
+        by_rank = self._group.all_gather([*terms, *times_ms, *wall_ms])
         by_step = list(zip(*by_rank, strict=True))
         by_dp_rank = zip(*self._group.one_of_each_dp_rank(by_rank), strict=True)
         losses = [sum(rank_terms) for rank_terms in by_dp_rank][: len(terms)]

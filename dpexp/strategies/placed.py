@@ -231,7 +231,7 @@ def full_output(tensor: Any) -> torch.Tensor:
     if hasattr(tensor, "placements"):
         from torch.distributed.tensor import Replicate
 
-        from dpexp.distributed.device_mesh import dimensions_of
+        from dpexp.distributed.world import dimensions_of
 
         kept = [
             placement if dimension.role == "rows" else Replicate()

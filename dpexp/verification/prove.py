@@ -16,8 +16,8 @@ from dpexp.config.errors import ConfigError, plural
 from dpexp.data.batch import Batch
 from dpexp.data.objective import Objective
 from dpexp.devices import HOST, place
-from dpexp.distributed.device_mesh import as_mesh
-from dpexp.distributed.group import ProcessGroup, TorchProcessGroup
+from dpexp.distributed.group import ProcessGroup
+from dpexp.distributed.world import as_mesh
 from dpexp.strategies.custom import Parallelize, check_parameters, lay_out
 from dpexp.strategies.placed import Placed
 from dpexp.timing import Timer
@@ -123,6 +123,6 @@ def _process_group(mesh: Any) -> Iterator[ProcessGroup]:
         )
     group = distributed.new_group(backend="gloo")
     try:
-        yield TorchProcessGroup(as_mesh(mesh), group)
+        yield ProcessGroup(as_mesh(mesh), group)
     finally:
         distributed.destroy_process_group(group)

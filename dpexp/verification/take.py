@@ -322,7 +322,7 @@ class Take:
         )
         found.gradients = self._completed(found.gradients)
         if found.loss is not None:
-            losses = self.group.all_gather_numbers([found.loss, part.weight])
+            losses = self.group.all_gather([found.loss, part.weight])
             by_dp_rank = self.group.one_of_each_dp_rank(losses)
             found.loss = math.fsum(loss * weight for loss, weight in by_dp_rank if weight)
 

@@ -2,47 +2,60 @@
 
 from pathlib import Path
 
-from launching import SCRIPT, Process, record, run, start_forked, wait, words
+import pytest
+from launching import SCRIPT, Process, ranks_of, record, run, start_forked, until_step, wait, words
 from servers import free_port
 
-AGENT = (
-    "-P",
-    "-m",
-    "torch.distributed.run",
-    "--nnodes",
-    "2",
-    "--nproc-per-node",
-    "1",
-    "--rdzv-backend",
-    "c10d",
-)
+from dpexp.record.record import Record
+
+AGENT = ("-P", "-m", "torch.distributed.run", "--nnodes", "2", "--rdzv-backend", "c10d")
 
 
-def agents(folder: Path, *options: str, steps: int = 60) -> list[Process]:
-    """The agents of two hosts, each with a home of its own."""
-    meeting = ("--rdzv-endpoint", f"127.0.0.1:{free_port()}", "--local-addr", "127.0.0.1", *options)
-    started: list[Process] = []
-    for host in ("a", "b"):
-        (folder / host).mkdir()
-        command = (*AGENT, *meeting, SCRIPT, *words(folder, steps=steps), "--no-track")
-        home = {"DPEXP_HOME": str(folder / host), "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-        started.append(start_forked(*command, **home))
+def agents(folder: Path, *processes: int, steps: int = 60) -> dict[Path, Process]:
+    """The agent of each host by its home; ``processes`` is how many ranks each of them starts."""
+    meeting = ("--rdzv-endpoint", f"127.0.0.1:{free_port()}", "--local-addr", "127.0.0.1")
+    started = {}
+    for number, count in enumerate(processes):
+        home = folder / f"host{number}"
+        home.mkdir()
+        program = (SCRIPT, *words(folder, steps=steps), "--no-track")
+        environment = {"DPEXP_HOME": str(home), "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+        started[home] = start_forked(
+            *AGENT, "--nproc-per-node", str(count), *meeting, *program, **environment
+        )
     return started
 
 
-def recorded(folder: Path) -> Path:
-    """The home of the host that has the run: of the one with the first rank."""
-    (home,) = (folder / host for host in ("a", "b") if list((folder / host).glob("runs/*")))
-    return home
-
-
-def test_two_hosts_compute_what_one_computes(tmp_path: Path) -> None:
-    done = [wait(agent) for agent in agents(tmp_path)]
-    assert [each.returncode for each in done] == [0, 0], done
-    (printed,) = (each for each in done if each.stdout)
-    found = record(printed)
-    assert [rank["rank"] for rank in found["devices"]["ranks"]] == [0, 1]
-    assert [path.name for path in (recorded(tmp_path) / "runs").iterdir()] == [found["run_id"]]
-    together = record(run(*words(tmp_path), "--devices", "2"))
+@pytest.mark.parametrize("processes", [(1, 1), (1, 2)])
+def test_two_hosts_compute_what_one_computes(tmp_path: Path, processes: tuple[int, ...]) -> None:
+    done = {home: wait(agent) for home, agent in agents(tmp_path, *processes).items()}
+    assert [each.returncode for each in done.values()] == [0, 0], done
+    (home,) = (home for home, each in done.items() if each.stdout)
+    found = record(done[home])
+    assert [rank["rank"] for rank in found["devices"]["ranks"]] == list(range(sum(processes)))
+    assert list(tmp_path.glob("host*/runs/*")) == [home / "runs" / found["run_id"]]
+    together = record(run(*words(tmp_path), "--devices", str(sum(processes))))
     assert found["digest"]["weights"] == together["digest"]["weights"]
     assert found["steps"]["loss"] == together["steps"]["loss"]
+
+
+def test_a_host_that_dies_ends_the_run_on_the_other(tmp_path: Path) -> None:
+    started = agents(tmp_path, 1, 1, steps=2000)
+    first, other = sorted(started, key=lambda home: 0 not in ranks_of_until(started[home]))
+    until_step(first, 5, started[first])
+    started[other].kill()  # its ranks end with it
+    ended = wait(started[first])
+    wait(started[other])
+    assert ended.returncode == 1
+    (folder,) = (first / "runs").iterdir()
+    found = Record.load(folder)
+    assert (found.status, found.damage) == ("killed", [])
+    assert found.error is not None
+    assert found.error["message"].startswith("lost contact with rank 1 on host")
+
+
+def ranks_of_until(agent: Process) -> dict[int, int]:
+    """The ranks of an agent, once it has started them."""
+    while not (found := ranks_of(agent)):
+        assert agent.poll() is None
+    return found

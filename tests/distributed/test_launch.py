@@ -1,9 +1,10 @@
-"""Launch: which options it refuses, from where it starts ranks, and how signals end them."""
+"""Launch: which options it refuses, from where it starts ranks, and how they end or start again."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -17,6 +18,8 @@ from launching import (
     ENVIRONMENT,
     PATIENCE_S,
     SCRIPT,
+    STEPS,
+    ranks_of,
     record,
     run,
     start,
@@ -26,55 +29,67 @@ from launching import (
     wait,
     words,
 )
+from servers import free_port
+from tracking_processes import wait_until_gone
 
-from dpexp.distributed.launch import LAUNCH, _environment
+from dpexp.distributed.launch import Job, launch
+from dpexp.record.record import Record
 
 SHORT = ("--steps", "2", "--warmup", "0", "--phase-steps", "1", "--json")
 MODEL = """
-import torch
+import os, signal, socket, torch
+from pathlib import Path
 from torch import nn
 class Model(nn.Linear):
+    done, ends = 0, None
     def example(self, samples, generator):
         return torch.randn(samples, 5, generator=generator), torch.zeros(samples, 2)
+    def forward(self, x):
+        self.done += self.training and torch.is_grad_enabled()
+        if self.done == 8 and self.ends:
+            self.ends()
+        return super().forward(x)
 def make():
     return Model(5, 2)
-class Embedded(nn.Sequential):
-    def example(self, samples, generator):
-        return torch.randint(50, (samples,), generator=generator), torch.zeros(samples, 2)
-def embedding():
-    return Embedded(nn.Embedding(50, 5), nn.Linear(5, 2))
+def kill():
+    os.kill(os.getpid(), signal.SIGKILL)
+def kill_once(mark=Path(__file__).with_name("killed")):
+    if not mark.exists():
+        mark.touch()
+        kill()
+def ending(how, rank):
+    model, ways = make(), {"kill": kill, "kill_once": kill_once, "exit": lambda: os._exit(3)}
+    model.ends = ways[how] if os.environ.get("RANK") == str(rank) else None
+    return model
+def starting(port):
+    if "RANK" in os.environ:
+        with socket.create_connection(("127.0.0.1", port)) as test:
+            test.recv(1)
+    return make()
 """
 
 
 @pytest.fixture
 def hostile(tmp_path: Path) -> Path:
-    """A folder with a user's package, and with names of ours and of libraries that break imports."""
+    """A folder with a user's model, and with names of ours and of libraries that break imports."""
     folder = tmp_path / "hostile"
     for name in ("dpexp", "scripts", "torch", "mlflow", "typer"):
         (folder / name).mkdir(parents=True)
         (folder / name / "__init__.py").write_text(f"raise ImportError('{name} of the working directory')")
     for name in ("random", "json", "run", "conftest"):
         (folder / f"{name}.py").write_text(f"raise ImportError('{name} of the working directory')")
-    (folder / "package").mkdir()
-    (folder / "package" / "__init__.py").touch()
-    (folder / "package" / "mine.py").write_text(MODEL)
+    (folder / "mine.py").write_text(MODEL)
     return folder
 
 
 @pytest.mark.usefixtures("temporary_folder")
-def test_ranks_start_from_any_working_directory(hostile: Path) -> None:
+@pytest.mark.parametrize("words", [(SCRIPT, "fsdp", "--devices", "2"), (*AGENT, "2", SCRIPT, "ddp")])
+def test_ranks_start_from_any_working_directory(hostile: Path, words: tuple[str, ...]) -> None:
     """``dpexp`` is found through the checkout, and the user's model through the working directory."""
-    words = ("fsdp", "--devices", "2", "--model", "package/mine.py:make", *SHORT)
-    found = record(wait(start(SCRIPT, *words, "--no-track", folder=hostile)))
+    done = wait(start(*words, "--model", "mine:make", *SHORT, "--no-track", folder=hostile))
+    found = record(done)
     assert found["verification"]["passed"] is True
     assert len(found["devices"]["ranks"]) == 2
-
-
-@pytest.mark.usefixtures("temporary_folder")
-def test_torchrun_starts_ranks_from_any_working_directory(hostile: Path) -> None:
-    words = ("hybrid", "--model", "package.mine:embedding", "--host", "0", *SHORT, "--no-track")
-    found = record(wait(start(*AGENT, "2", SCRIPT, *words, folder=hostile)))
-    assert found["verification"]["passed"] is True
 
 
 def test_ranks_start_from_a_deleted_working_directory(tmp_path: Path, dpexp_home: Path) -> None:
@@ -90,13 +105,6 @@ def test_ranks_start_from_a_deleted_working_directory(tmp_path: Path, dpexp_home
     )
     assert record(done)["verification"]["passed"] is True
     assert "warning: the working directory was deleted" in done.stderr
-    relative = environment | {"DPEXP_HOME": "home"}
-    gone.mkdir()
-    done = subprocess.run(
-        ["sh", "-c", command, str(gone), *words], capture_output=True, text=True, env=relative, check=False
-    )
-    assert done.returncode == 2
-    assert "DPEXP_HOME home: the working directory was deleted" in done.stderr
 
 
 def test_no_process_of_a_run_shows_the_environment_in_its_command_line(
@@ -122,13 +130,20 @@ def test_no_process_of_a_run_shows_the_environment_in_its_command_line(
     assert not shown
 
 
-def test_torchruns_ranks_refuse_a_missing_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DPEXP_HOME", str(tmp_path / "gone" / "home"))
-    done = torchrun(2, "ddp", *SHORT)
-    assert (done.returncode, done.stdout) == (1, "")
-    assert f"{tmp_path}/gone is not a directory" in done.stderr
-    assert "exitcode  : 2 " in done.stderr
-    assert "JournalError(" not in done.stderr
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # the agent leaves logs open
+def test_a_launch_names_the_rank_that_ended_and_leaves_the_process_as_it_was(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    before = dict(os.environ), signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    program = "import os, sys; sys.stderr.write('out of luck'); sys.exit(3 * int(os.environ['RANK']))"
+    results, error = launch(Job({}, True, []), 2, 0, program, "run")
+    assert results == []
+    assert re.fullmatch(r"rank 1 on host \S+ \(process \d+\) ended with code 3: out of luck", str(error))
+    assert (dict(os.environ), signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+
+
+# --- how ranks end ---
 
 
 def test_two_signals_end_the_ranks_with_one_message(dpexp_home: Path, tmp_path: Path) -> None:
@@ -144,17 +159,6 @@ def test_two_signals_end_the_ranks_with_one_message(dpexp_home: Path, tmp_path: 
     assert (ended_record["status"], ended_record["damage"]) == ("killed", [])
 
 
-STARTING = """
-import os, socket
-from torch import nn
-def make(port):
-    if "RANK" in os.environ:
-        with socket.create_connection(("127.0.0.1", port)) as test:
-            test.recv(1)
-    return nn.Linear(5, 2)
-"""
-
-
 @pytest.mark.parametrize(
     ("number", "code", "message"),
     [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "ended by SIGTERM")],
@@ -162,10 +166,10 @@ def make(port):
 def test_a_signal_before_the_ranks_have_a_run_has_its_exit_code(
     dpexp_home: Path, tmp_path: Path, number: signal.Signals, code: int, message: str
 ) -> None:
-    (tmp_path / "starting.py").write_text(STARTING)
+    (tmp_path / "mine.py").write_text(MODEL)
     with socket.create_server(("127.0.0.1", 0)) as test:
         test.settimeout(PATIENCE_S)
-        model = f"starting.py:make:port={test.getsockname()[1]}"
+        model = f"mine.py:starting:port={test.getsockname()[1]}"
         command = (SCRIPT, "ddp", "--devices", "2", "--model", model, "--no-check", "--no-track")
         process = start_forked(*command, folder=tmp_path)
         ranks = [test.accept()[0] for _ in range(2)]
@@ -177,14 +181,88 @@ def test_a_signal_before_the_ranks_have_a_run_has_its_exit_code(
     assert not list(dpexp_home.iterdir())
 
 
-def test_a_launch_leaves_the_environment_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    before = dict(os.environ)
-    with _environment(2, str(tmp_path)):
-        assert os.environ[LAUNCH]
-        assert os.environ["OMP_NUM_THREADS"] == "3"
-        os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGTERM"
-    assert dict(os.environ) == before
+@pytest.mark.parametrize(
+    ("how", "rank", "message"),
+    [
+        ("kill", 0, "was killed by SIGKILL"),
+        ("kill", 1, "was killed by SIGKILL"),
+        ("exit", 1, "ended with code 3"),
+    ],
+    ids=lambda value: str(value).split()[0],
+)
+def test_whichever_rank_it_is_the_end_is_the_same(
+    dpexp_home: Path, tmp_path: Path, how: str, rank: int, message: str
+) -> None:
+    (tmp_path / "mine.py").write_text(MODEL)
+    model = f"{tmp_path}/mine.py:ending:how={how},rank={rank}"
+    steps = ("--steps", "20", "--warmup", "1", "--phase-steps", "0", "--no-check", "--quiet")
+    ranks = ("--devices", "2", "--max-restarts", "0", "--comm-timeout", "6")
+    done = run("ddp", "--model", model, *steps, *ranks)
+    assert done.returncode == 1, done.stderr
+    (line,) = done.stderr.splitlines()
+    assert re.match(rf"error: rank {rank} on host \S+ \(process \d+\) {message}", line), line
+    (folder,) = (dpexp_home / "runs").iterdir()
+    found = Record.load(folder)
+    assert (found.status, found.damage) == ("killed", [])
+    assert found.error is not None
+    assert found.error["type"] == "LostContact"
+
+
+def test_ranks_end_with_their_launcher(dpexp_home: Path, tmp_path: Path) -> None:
+    process = start_forked(SCRIPT, *words(tmp_path), "--devices", "2", "--no-track")
+    until_step(dpexp_home, 12, process)
+    ranks = ranks_of(process)
+    assert len(ranks) == 2
+    process.kill()
+    process.communicate()
+    for pid in ranks.values():
+        wait_until_gone(pid)
+    assert Record.load(next(dpexp_home.glob("runs/*"))).status == "killed"
+
+
+# --- ranks that start again ---
+
+
+@pytest.mark.parametrize(("strategy", "victim", "optimizer"), [("ddp", 0, "adamw"), ("fsdp", 1, "adam")])
+def test_a_killed_rank_changes_no_bit(
+    dpexp_home: Path, tmp_path: Path, strategy: str, victim: int, optimizer: str
+) -> None:
+    arguments = [*words(tmp_path, strategy), "--devices", "2", "--optimizer", optimizer]
+    process = start_forked(SCRIPT, *arguments, "--no-track")
+    interrupted = until_step(dpexp_home, 12, process)
+    os.kill(ranks_of(process)[victim], signal.SIGKILL)
+    found = record(wait(process))
+    assert found["run_id"] == interrupted.run_id
+    assert [folder.name for folder in (dpexp_home / "runs").iterdir()] == [found["run_id"]]
+    assert (found["status"], found["damage"]) == ("finished", [])
+    assert found["steps"]["samples"] == [30, 30, 30, 10] * (STEPS // 4)
+    undisturbed = record(run(*arguments))
+    assert found["digest"] == undisturbed["digest"]
+    assert found["steps"]["loss"] == undisturbed["steps"]["loss"]
+
+
+def test_ranks_restart_where_torchrun_keeps_its_store(dpexp_home: Path, tmp_path: Path) -> None:
+    """Without ``--standalone`` the store still has the addresses and the reports of the ranks before."""
+    (tmp_path / "mine.py").write_text(MODEL)
+    agent = ("--nproc-per-node", "2", "--max-restarts", "1", "--master-port", str(free_port()))
+    model = ("--model", f"{tmp_path}/mine.py:ending:how=kill_once,rank=1", "--no-check", *SHORT)
+    steps = ("--steps", "20", "--no-track")
+    done = wait(start_forked("-P", "-m", "torch.distributed.run", *agent, SCRIPT, "ddp", *model, *steps))
+    assert len(record(done)["steps"]["loss"]) == 20
+    assert (tmp_path / "killed").exists()
+    assert len(list((dpexp_home / "runs").iterdir())) == 1
+
+
+# --- what is refused ---
+
+
+def test_torchruns_ranks_refuse_a_missing_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DPEXP_HOME", str(tmp_path / "gone" / "home"))
+    done = torchrun(2, "ddp", *SHORT)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert f"{tmp_path}/gone is not a directory" in done.stderr
+    assert "exitcode  : 2 " in done.stderr
+    assert "JournalError(" not in done.stderr
 
 
 def test_a_backend_without_its_device_is_refused_before_a_rank_starts(dpexp_home: Path) -> None:
@@ -194,12 +272,12 @@ def test_a_backend_without_its_device_is_refused_before_a_rank_starts(dpexp_home
     assert not list(dpexp_home.iterdir())
 
 
-def test_torchrun_and_devices_must_agree() -> None:
-    done = torchrun(2, "ddp", "--devices", "3")
-    assert done.returncode != 0
-    assert "asks for 3 ranks a host and torchrun started 2" in done.stderr
-
-
-def test_a_strategy_of_one_process_refuses_ranks() -> None:
-    done = torchrun(2, "single")
-    assert "single is one process, and this is rank" in done.stderr
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("ddp", "--devices", "3"), "asks for 3 ranks a host and torchrun started 2"),
+        (("single",), "single is one process, and this is rank"),
+    ],
+)
+def test_options_that_torchruns_ranks_contradict_are_refused(words: tuple[str, ...], message: str) -> None:
+    assert message in torchrun(2, *words).stderr

@@ -14,7 +14,14 @@ TORCHRUN = {
     "LOCAL_WORLD_SIZE": "2",
     "MASTER_ADDR": "localhost",
     "MASTER_PORT": "29500",
+    "TORCHELASTIC_RESTART_COUNT": "1",
+    "TORCHELASTIC_MAX_RESTARTS": "3",
 }
+
+
+def set_all(monkeypatch: pytest.MonkeyPatch, changes: Mapping[str, str]) -> None:
+    for name, value in (TORCHRUN | changes).items():
+        monkeypatch.setenv(name, value)
 
 
 @pytest.mark.parametrize(
@@ -26,26 +33,23 @@ TORCHRUN = {
         ({"RANK": "first"}, "RANK='first'"),
     ],
 )
-def test_variables_that_contradict_each_other_are_refused(changes: Mapping[str, str], message: str) -> None:
+def test_variables_that_contradict_each_other_are_refused(
+    monkeypatch: pytest.MonkeyPatch, changes: Mapping[str, str], message: str
+) -> None:
+    set_all(monkeypatch, changes)
     with pytest.raises(ConfigError, match=message):
-        World.of(TORCHRUN | changes)
+        World.of()
 
 
-def test_a_world_is_read_from_the_environment() -> None:
-    world = World.of(TORCHRUN)
+@pytest.mark.parametrize(("size", "attempt"), [("2", 1), ("4", 0)])
+def test_a_world_is_read_from_the_environment(
+    monkeypatch: pytest.MonkeyPatch, size: str, attempt: int
+) -> None:
+    """Restarts count where all ranks have one agent."""
+    assert World.of() is None
+    assert restarts_left() == 0
+    set_all(monkeypatch, {"WORLD_SIZE": size})
+    world = World.of()
     assert world is not None
-    assert (world.rank, world.size, world.local_rank, world.local_size) == (1, 2, 1, 2)
-    assert World.of({}) is None
-
-
-@pytest.mark.parametrize(("size", "attempt"), [("2", 3), ("4", 0)])
-def test_restarts_count_where_all_ranks_have_one_agent(size: str, attempt: int) -> None:
-    world = World.of(TORCHRUN | {"WORLD_SIZE": size, "TORCHELASTIC_RESTART_COUNT": "3"})
-    assert world is not None
-    assert world.attempt == attempt
-
-
-@pytest.mark.parametrize(("most", "done", "left"), [("3", "0", 3), ("3", "3", 0), ("", "", 0)])
-def test_the_restarts_that_are_left_are_read_from_the_environment(most: str, done: str, left: int) -> None:
-    environ = {"TORCHELASTIC_MAX_RESTARTS": most, "TORCHELASTIC_RESTART_COUNT": done}
-    assert restarts_left(environ) == left
+    assert (world.rank, world.size, world.local_rank, world.local_size) == (1, int(size), 1, 2)
+    assert (world.attempt, restarts_left()) == (attempt, 2)

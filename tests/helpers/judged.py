@@ -13,7 +13,7 @@ from plain_loop import BATCH, BY_NUMBERS, OPTIMIZERS, STEPS, Training
 
 from dpexp.config.process import home
 from dpexp.config.run_config import RunConfig
-from dpexp.distributed.group import ProcessGroup, TorchProcessGroup
+from dpexp.distributed.group import ProcessGroup
 from dpexp.engine.loop import execute
 from dpexp.engine.prepare import prepare
 from dpexp.engine.progress import ProgressBar
@@ -163,7 +163,7 @@ def losses(group: ProcessGroup) -> list[list[float]]:
     for number, case in enumerate(cases(RANKS)):
         options = case.config.options.rank_options
         assert options is not None
-        prepared = prepare(case.config, group=TorchProcessGroup(options.mesh_of(group.size)))
+        prepared = prepare(case.config, group=ProcessGroup(options.mesh_of(group.size)))
         with Journal(home() / "runs", f"judged{number}") if group.is_first else NullJournal() as journal:
             execute(prepared, journal, ProgressBar(hidden=True))
         found.append(Record.load(journal.folder).steps["loss"] if group.is_first else [])

@@ -16,7 +16,7 @@ from dpexp import report
 from dpexp.config.run_config import RunConfig
 from dpexp.config.strategy_options import RankOptions
 from dpexp.data.batch import Batch
-from dpexp.distributed.group import ProcessGroup, TorchProcessGroup
+from dpexp.distributed.group import ProcessGroup
 from dpexp.engine.observations import Observations
 from dpexp.engine.prepare import prepare
 from dpexp.measurement.collectives import CountCollectives
@@ -71,7 +71,7 @@ def counted(group: ProcessGroup, case: str) -> dict[str, list[int]]:
     config = RunConfig.from_dict(SHAPE | RANK_CASES[case] | mesh)
     assert isinstance(config.options, RankOptions)
     if mesh:
-        group = TorchProcessGroup(config.options.mesh_of(group.size))
+        group = ProcessGroup(config.options.mesh_of(group.size))
     prepared = prepare(config, group=group)
     placed = prepared.strategy.place(prepared.model, prepared.selection.used, Timer())
     observations = Observations(prepared, placed)

@@ -22,7 +22,7 @@ from dpexp.config.errors import ConfigError, Terminated, describe, shortened, te
 from dpexp.config.printable import printable
 from dpexp.config.process import ROOT, is_checkout
 from dpexp.config.strategy_registry import STRATEGY_OPTIONS
-from dpexp.distributed.process_end import end_rank
+from dpexp.distributed.launch import end_rank
 from dpexp.record.files import JournalError
 from dpexp.record.redact import redact
 

@@ -12,7 +12,7 @@ from dpexp.config.errors import ConfigError
 from dpexp.config.mesh import Mesh
 from dpexp.config.run_config import RunConfig
 from dpexp.devices import HOST
-from dpexp.distributed.group import ProcessGroup, TorchProcessGroup
+from dpexp.distributed.group import ProcessGroup
 from dpexp.engine.prepare import prepare
 from dpexp.strategies.placed import full_output
 from dpexp.timing import Timer
@@ -22,7 +22,7 @@ def outputs(group: ProcessGroup, mesh: str, dim: str) -> Any:
     """What a rank has of outputs (4, 2) that a mesh of this name shards along this dimension."""
     from torch.distributed.tensor import Shard, distribute_tensor
 
-    device_mesh = TorchProcessGroup(Mesh.parse(mesh)).device_mesh(HOST)
+    device_mesh = ProcessGroup(Mesh.parse(mesh)).device_mesh(HOST)
     full = torch.arange(8).view(4, 2)
     return full_output(distribute_tensor(full, device_mesh, [Shard(int(dim))])).tolist()
 

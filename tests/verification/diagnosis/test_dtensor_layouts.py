@@ -16,7 +16,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from dpexp.config.mesh import Mesh
 from dpexp.data.batch import Batch
 from dpexp.devices import HOST
-from dpexp.distributed.group import ProcessGroup, TorchProcessGroup
+from dpexp.distributed.group import ProcessGroup
 from dpexp.strategies.custom import NOTE, Parallelize, lay_out
 from dpexp.timing import Timer
 from dpexp.verification.diagnosis.agreement import Agreement
@@ -189,7 +189,7 @@ def batches(*rows: int) -> list[Batch]:
     return [Batch((torch.randn(each, 6),), torch.randn(each, 4), each, each) for each in rows]
 
 
-def proven(group: TorchProcessGroup, layout: str, trains: bool = True) -> str:
+def proven(group: ProcessGroup, layout: str, trains: bool = True) -> str:
     """The cause of a failure; empty for a layout that is right."""
     torch.manual_seed(1)
     mesh = group.device_mesh(HOST)
@@ -204,9 +204,9 @@ def proven(group: TorchProcessGroup, layout: str, trains: bool = True) -> str:
     ).cause
 
 
-def of_tp(group: ProcessGroup) -> TorchProcessGroup:
+def of_tp(group: ProcessGroup) -> ProcessGroup:
     """The same ranks along tp."""
-    return TorchProcessGroup(Mesh.parse(f"tp={group.size}"))
+    return ProcessGroup(Mesh.parse(f"tp={group.size}"))
 
 
 def trained(group: ProcessGroup, layout: str) -> str:

@@ -1,0 +1,46 @@
+"""The process group: the rows of each rank, and the runs of a program that torchrun starts."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from launching import AGENT, start_forked, wait
+
+from dpexp.config.mesh import Mesh
+from dpexp.distributed.group import ProcessGroup
+from dpexp.record.record import Record
+
+
+@pytest.mark.parametrize(("rows", "ranks"), [(30, 8), (10, 8), (9, 4), (1, 3), (100, 7)])
+def test_rows_are_split_as_tensor_chunk_splits_them(rows: int, ranks: int) -> None:
+    found = []
+    for rank in range(ranks):
+        group = ProcessGroup()
+        group.rank, group.mesh = rank, Mesh.of_rows(ranks)
+        found.append(list(range(rows))[group.rows(rows)])
+    expected = [piece.tolist() for piece in torch.arange(rows).chunk(ranks)]
+    assert found == expected + [[]] * (ranks - len(expected))
+
+
+PROGRAM = """
+import os
+from pathlib import Path
+import torch
+import dpexp
+torch.manual_seed(0)
+model, short = torch.nn.Linear(5, 2), dict(steps=2, warmup=1, phase_steps=1, track=False, quiet=True)
+ids = [dpexp.run("ddp", model=model, lr=lr, **short).run_id for lr in (0.1, 0.2)]
+Path(__file__).with_name(os.environ["RANK"]).write_text(" ".join(ids))
+"""
+
+
+def test_each_run_of_a_program_has_an_id_that_its_ranks_agree_on(dpexp_home: Path, tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(PROGRAM)
+    done = wait(start_forked(*AGENT, "2", str(tmp_path / "program.py")))
+    assert done.returncode == 0, done.stderr
+    first, second = (tmp_path / "0").read_text().split()
+    assert (tmp_path / "1").read_text().split() == [first, second]
+    assert {folder.name for folder in (dpexp_home / "runs").iterdir()} == {first, second}
+    records = [Record.load(dpexp_home / "runs" / run_id) for run_id in (first, second)]
+    assert [record.config["lr"] for record in records] == [0.1, 0.2]
+    assert {record.status for record in records} == {"finished"}
