@@ -27,7 +27,7 @@ _NAME_OR_VERSION = re.compile(r"^(Name|Version): *(\S+)", re.MULTILINE)
 
 ANY_OWNER = ("-c", "safe.directory=*")
 """Options of git that let it read a checkout of another user, as on a machine that several people use."""
-NO_GIT: Row = dict.fromkeys(("commit", "branch", "dirty", "diff_sha256"))
+NO_GIT: Row = dict.fromkeys(("commit", "branch", "dirty"))
 """``git`` of an environment whose dpexp is not a git checkout."""
 
 
@@ -111,31 +111,21 @@ def cpu_name() -> str:
 
 
 def git(root: Path) -> Row:
-    """{commit, branch, dirty, diff_sha256} of the code; all None outside of a git checkout."""
+    """{commit, branch, dirty} of the code; all None outside of a git checkout."""
     commit = _git(root, "rev-parse", "HEAD")
     if commit is None:
         return dict(NO_GIT)
-    branch = _git(root, "rev-parse", "--abbrev-ref", "HEAD") or b""
-    diff = _git(root, "diff", "--no-ext-diff", "--binary", "HEAD") or b""
-    untracked = _git(root, "ls-files", "--others", "--exclude-standard") or b""
-    if untracked:
-        untracked += _git(root, "hash-object", "--stdin-paths", given=untracked) or b""
-    changes = diff + untracked
-    return {
-        "commit": commit.decode().strip(),
-        "branch": branch.decode().strip(),
-        "dirty": bool(changes),
-        "diff_sha256": hashlib.sha256(changes).hexdigest() if changes else None,
-    }
+    branch = _git(root, "rev-parse", "--abbrev-ref", "HEAD")
+    return {"commit": commit, "branch": branch, "dirty": bool(_git(root, "status", "--porcelain"))}
 
 
-def _git(root: Path, *arguments: str, given: bytes = b"") -> bytes | None:
+def _git(root: Path, *arguments: str) -> str | None:
     command = ["git", "-C", str(root), *ANY_OWNER, *arguments]
     try:
-        process = subprocess.run(command, input=given, capture_output=True, timeout=10, check=False)
+        process = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return process.stdout if process.returncode == 0 else None
+    return process.stdout.strip() if process.returncode == 0 else None
 
 
 def file_hashes(named: Iterable[Reference], data_sha256: str = "") -> list[Row]:

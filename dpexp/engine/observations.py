@@ -1,11 +1,11 @@
 """Observations: facts of a Record about a run before it starts, and about its placed model on all ranks."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from itertools import chain, islice
 from typing import TypeVar
 
 from dpexp import devices
 from dpexp.config.run_config import RunConfig, config_digest
-from dpexp.data.batch import Batch
 from dpexp.distributed.world import Member
 from dpexp.engine.facts import directory, environment, file_hashes, torch_environment
 from dpexp.engine.prepared import Prepared
@@ -87,23 +87,14 @@ class Observations:
         return self._merged(_merged_device_map, rows)
 
     def shapes(self) -> list[Row]:
-        """``shapes`` of a Record: see ``observe.observe``. Ranks without rows of a batch are left out."""
-        counts: dict[int, int] = {}
-        numbers = observed(self._prepared.batches_per_epoch)
-
-        def batches() -> Iterator[Batch]:
-            first = self._prepared.local_batches(0)
-            for number in numbers:
-                batch = next(first if number < EPOCH_LIMIT else self._prepared.local_batches(0, first=number))
-                counts[number] = batch.rows
-                yield batch
-
-        gradients = self._prepared.strategy.trains and not self._names
-        with devices.autocast(self._placed.output_device, self._prepared.autocast):
-            rows = observe(
-                self._placed, batches(), self._prepared.data.objective.loss, numbers, gradients=gradients
-            )
-        return self._merged(_merged_shapes, [row for row in rows if counts[row["batch"]]])
+        """``shapes`` of a Record: see ``observe.observe``."""
+        prepared, numbers = self._prepared, observed(self._prepared.batches_per_epoch)
+        first, last = prepared.local_batches(0), prepared.local_batches(0, first=numbers[-1])
+        gradients = prepared.strategy.trains and not self._names
+        with devices.autocast(self._placed.output_device, prepared.autocast):
+            batches, loss = chain(islice(first, EPOCH_LIMIT), last), prepared.data.objective.loss
+            rows = observe(self._placed, batches, loss, numbers, gradients=gradients)
+        return self._merged(_merged_shapes, rows)
 
     def timeline(self, rows: list[Row]) -> list[Row]:
         """``timeline`` of a Record from the rows of the ranks' timers."""
@@ -183,12 +174,8 @@ def _merged_timeline(by_rank: Sequence[list[Row]], names: Sequence[str]) -> list
 
 
 def _merged_memory(by_rank: Sequence[dict[str, int]], names: Sequence[str]) -> dict[str, int]:
-    """Peak bytes by rank: of its process where its device is a CPU, else of the device."""
-    merged: dict[str, int] = {}
-    for name, peaks in zip(names, by_rank, strict=True):
-        of_device = [value for device, value in peaks.items() if device != "cpu"]
-        merged[name] = of_device[0] if of_device else peaks["cpu"]
-    return merged
+    """Peak bytes by rank: of its device, which comes last, or of the process where that is a CPU."""
+    return {name: [*peaks.values()][-1] for name, peaks in zip(names, by_rank, strict=True)}
 
 
 def _merged_memory_use(by_rank: Sequence[list[Row]], names: Sequence[str]) -> list[Row]:

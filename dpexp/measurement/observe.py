@@ -116,14 +116,18 @@ def observe(
     """``shapes`` rows of batches, from steps that end after their forward and train nothing.
 
     ``numbers`` are their numbers in the epoch: by default 0, 1, …. With ``gradients`` the rows of replicas
-    and transfers say which bytes require one; modules of ranks would wait for their backward then.
+    and transfers say which bytes require one; modules of ranks would wait for their backward then. A rank
+    without rows of a batch has no rows of its calls.
     """
     log, module = ShapeLog(placed), placed.module
     update = _no_update if gradients else None
     with preserved(module, placed.devices), eager(module), log.hooks():
-        for batch, log.batch in zip(batches, count() if numbers is None else numbers, strict=False):
+        for log.batch, batch in zip(count() if numbers is None else numbers, batches, strict=False):
+            before = len(log.rows)
             with suppress(StepEndedError):
                 placed.step(batch, loss, update, observer=_AFTER_FORWARD)
+            if not batch.rows:
+                del log.rows[before:]
     return [row for _, row in sorted(log.rows, key=itemgetter(0))]
 
 

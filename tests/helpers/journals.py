@@ -32,7 +32,7 @@ def begin(runs: Path, run_id: str = "", **changes: Any) -> Journal:
             "os": "Linux",
             "threads": 2,
             "argv": ["scripts/run.py", "whole"],
-            "git": {"commit": "0123abcd", "branch": "main", "dirty": True, "diff_sha256": None},
+            "git": {"commit": "0123abcd", "branch": "main", "dirty": True},
         },
         "data": {"name": "random", "samples": 30, "description": "seeded", "sha256": "ab" * 32},
         "devices": {"requested": ["cpu:0", "cpu:1"], "used": ["cpu:0", "cpu:1"], "output": "cpu:0"},

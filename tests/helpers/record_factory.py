@@ -60,7 +60,7 @@ def whole(
         "cpu": "A CPU",
         "threads": 2,
         "accelerators": [],
-        "git": {"commit": "0" * 40, "branch": "main", "dirty": False, "diff_sha256": None},
+        "git": {"commit": "0" * 40, "branch": "main", "dirty": False},
         "argv": ["scripts/run.py", "whole"],
         "packages": {},
     }
