@@ -16,7 +16,7 @@ from dpexp.commands.command_line.help_panels import OUTPUT, epilog, examples
 from dpexp.commands.command_line.output import say, show_report
 from dpexp.config.errors import describe, startup_errors, text_of
 from dpexp.config.run_config import RunConfig
-from dpexp.config.strategy_registry import STRATEGY_OPTIONS
+from dpexp.config.strategy_options import STRATEGY_OPTIONS
 from dpexp.record.record import Record
 
 app = make_app("Run a model under a data-parallel strategy, verify it, measure it, and record it in MLflow.")
@@ -70,7 +70,7 @@ def _command(strategy: str) -> None:
             else:
                 raise typer.Exit(_run(config, as_json, full, quiet))
 
-    command.__doc__ = STRATEGY_OPTIONS[strategy].strategy.help
+    command.__doc__ = STRATEGY_OPTIONS[strategy].__doc__
     app.command(strategy, epilog=examples(strategy))(with_options(command, strategy))
 
 

@@ -16,7 +16,7 @@ from dpexp.commands.sweep_results import show_results
 from dpexp.config.errors import ConfigError, did_you_mean, plural
 from dpexp.config.printable import printable, printable_line
 from dpexp.config.process import home
-from dpexp.config.strategy_registry import STRATEGY_OPTIONS
+from dpexp.config.strategy_options import STRATEGY_OPTIONS
 from dpexp.distributed.signals import SignalHandler
 from dpexp.study import MOST_REPEATS
 

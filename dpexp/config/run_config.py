@@ -16,8 +16,7 @@ from typing import Any
 
 from dpexp.config.errors import ConfigError, available, unknown
 from dpexp.config.options import Role, option, option_fields, to_json, validate
-from dpexp.config.strategy_options import StrategyOptions
-from dpexp.config.strategy_registry import STRATEGY_OPTIONS
+from dpexp.config.strategy_options import STRATEGY_OPTIONS, StrategyOptions
 
 DTYPES = ("float32", "float64", "bfloat16", "float16")
 MAX_VIRTUAL = 128
@@ -133,7 +132,7 @@ class RunConfig:
         _check_strategy(self.strategy)
         object.__setattr__(self, "options", self._strategy_options())
         if not self.model:
-            object.__setattr__(self, "model", STRATEGY_OPTIONS[self.strategy].strategy.model)
+            object.__setattr__(self, "model", STRATEGY_OPTIONS[self.strategy].default_model)
         validate(self)
         if self.virtual is not None and self.devices != "auto":
             raise ConfigError(

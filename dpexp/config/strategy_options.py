@@ -1,22 +1,8 @@
-"""StrategyOptions: the base classes of what is in ``dpexp/config/strategies``, and the entry of each.
+"""The strategies: the options of each, and what it declares to the rest of dpexp.
 
-The options of ``single``.
-
-The options of ``whole``.
-
-The options of ``block``.
-
-The options of ``functional``.
-
-The options of ``hybrid``.
-
-The options of ``place``.
-
-The options of ``ddp``.
-
-The options of ``fsdp``.
-
-The options of ``custom``."""
+``STRATEGY_OPTIONS`` has them by name, in the order of every screen. The docstring of a class is the help of
+its command. Nothing else asks which strategy a run has.
+"""
 
 from __future__ import annotations
 
@@ -31,33 +17,23 @@ from dpexp.config.mesh import Mesh
 from dpexp.config.options import option, validate
 
 
-@dataclass(frozen=True)
-class StrategyEntry:
-    """A strategy in the registry: ``layout`` is the class that lays the model out, as ``module:Class``.
-
-    The class is imported on first use, because it needs torch. ``model`` is the default of ``--model``,
-    ``examples`` are options that the end of the help shows, and ``order`` is the place on screens.
-    """
-
-    name: str
-    help: str
-    layout: str
-    model: str = "linear"
-    examples: tuple[str, ...] = ()
-    order: int = 1000
-
-
 @dataclass(frozen=True, kw_only=True)
 class StrategyOptions:
-    """The options of a strategy, and what it declares to those who need not know which it is.
+    """The options of a strategy.
 
+    ``strategy``: its name on the command line.
+    ``made_by``: the class that lays the model out, as ``module:Class``; it needs torch.
+    ``default_model``: the default of ``--model``. ``examples``: options that the end of the help shows.
     ``emulated``: how many devices a run emulates where ``--devices auto`` finds no accelerator.
     ``uses_one_device``: whether it is an error to name several.
     ``mixes_kinds``: whether the devices may be of several kinds, as a CUDA and an MPS device.
     ``copies_to_all``: whether a model is copied to devices too that get no rows of a small batch.
     """
 
-    strategy: ClassVar[StrategyEntry]
+    strategy: ClassVar[str]
+    made_by: ClassVar[str]
+    default_model: ClassVar[str] = "linear"
+    examples: ClassVar[tuple[str, ...]] = ()
     emulated: ClassVar[int] = 0
     uses_one_device: ClassVar[bool] = False
     mixes_kinds: ClassVar[bool] = False
@@ -74,11 +50,6 @@ class StrategyOptions:
     def with_devices(self, names: Mapping[str, str]) -> StrategyOptions:
         """The options with their devices renamed; most options name none."""
         return self
-
-    @property
-    def rank_options(self) -> RankOptions | None:
-        """These options, if the run may be one of several processes; else None."""
-        return None
 
     @property
     def launch_options(self) -> LaunchOptions | None:
@@ -98,10 +69,6 @@ class RankOptions(StrategyOptions):
     comm_timeout: float = option(
         60.0, "Seconds of silence after which a rank counts as lost.", min=1.0, max=1e6
     )
-
-    @property
-    def rank_options(self) -> RankOptions:
-        return self
 
     def mesh_of(self, world_size: int) -> Mesh:
         """The mesh of so many ranks. Raises ConfigError."""
@@ -125,16 +92,10 @@ class LaunchOptions(RankOptions):
 
 
 @dataclass(frozen=True)
-class ReplicateOptions(StrategyOptions):
-    """Options of a strategy that makes replicas."""
-
-    emulated = 2  # one device has no replicas
-
-
-@dataclass(frozen=True)
-class DataParallelOptions(ReplicateOptions):
+class DataParallelOptions(StrategyOptions):
     """Options of a strategy that gathers the outputs of its replicas."""
 
+    emulated = 2  # one device has no replicas
     output_device: str = option(
         "", "Device that gathers the outputs and computes the loss. Default: the first.", metavar="DEVICE"
     )
@@ -144,47 +105,37 @@ class DataParallelOptions(ReplicateOptions):
         return replace(self, output_device=names.get(name, name))
 
 
+# --- one class for each strategy -----------------------------------------------------------------
+
+
 @dataclass(frozen=True)
 class SingleOptions(StrategyOptions):
-    """Options of ``single``."""
+    """The model on one device: the reference."""
 
-    strategy = StrategyEntry(
-        name="single",
-        help="The model on one device: the reference.",
-        layout="dpexp.strategies.single:Single",
-        examples=("--devices cpu --steps 500", "--model cnn --data digits --epochs 2"),
-        order=10,
-    )
-
+    strategy = "single"
+    made_by = "dpexp.strategies.single:Single"
+    examples = ("--devices cpu --steps 500", "--model cnn --data digits --epochs 2")
     uses_one_device = True
 
 
 @dataclass(frozen=True)
 class WholeOptions(DataParallelOptions):
-    """Options of ``whole``."""
+    """The whole model in DataParallel."""
 
-    strategy = StrategyEntry(
-        name="whole",
-        help="The whole model in DataParallel.",
-        layout="dpexp.strategies.replicas:Whole",
-        examples=("--virtual 3", "--devices cuda:0,cuda:1 --batch-size 256"),
-        order=20,
-    )
+    strategy = "whole"
+    made_by = "dpexp.strategies.replicas:Whole"
+    examples = ("--virtual 3", "--devices cuda:0,cuda:1 --batch-size 256")
 
 
 @dataclass(frozen=True)
-class BlockOptions(ReplicateOptions):
-    """Options of ``block``."""
+class BlockOptions(StrategyOptions):
+    """Only the named submodules in DataParallel."""
 
-    strategy = StrategyEntry(
-        name="block",
-        help="Only the named submodules in DataParallel.",
-        layout="dpexp.strategies.replicas:Block",
-        model="blocks",
-        examples=("--virtual 2 --block block2", "--virtual 2 --model transformer --block encoder"),
-        order=30,
-    )
-
+    strategy = "block"
+    made_by = "dpexp.strategies.replicas:Block"
+    default_model = "blocks"
+    examples = ("--virtual 2 --block block2", "--virtual 2 --model transformer --block encoder")
+    emulated = 2
     block: tuple[str, ...] = option(
         ("block2",), "Submodule to wrap, by name or pattern as layers.*; repeat for several."
     )
@@ -192,33 +143,23 @@ class BlockOptions(ReplicateOptions):
 
 @dataclass(frozen=True)
 class FunctionalOptions(DataParallelOptions):
-    """Options of ``functional``."""
+    """data_parallel(module, inputs, devices), composed of the four primitives."""
 
-    strategy = StrategyEntry(
-        name="functional",
-        help="data_parallel(module, inputs, devices), composed of the four primitives.",
-        layout="dpexp.strategies.replicas:Functional",
-        examples=("--virtual 3", "--virtual 2 --model mlp --data digits"),
-        order=40,
-    )
+    strategy = "functional"
+    made_by = "dpexp.strategies.replicas:Functional"
+    examples = ("--virtual 3", "--virtual 2 --model mlp --data digits")
     copies_to_all = True
 
 
 @dataclass(frozen=True)
 class HybridOptions(RankOptions):
-    """Options of ``hybrid``."""
+    """Named submodules stay on the host, the rest goes to the accelerators."""
 
-    strategy = StrategyEntry(
-        name="hybrid",
-        help="Named submodules stay on the host, the rest goes to the accelerators.",
-        layout="dpexp.strategies.hybrid:Hybrid",
-        model="embedding",
-        examples=("--virtual 1 --sparse", "--virtual 1 --data text:README.md --lr 1"),
-        order=50,
-    )
-
+    strategy = "hybrid"
+    made_by = "dpexp.strategies.hybrid:Hybrid"
+    default_model = "embedding"
+    examples = ("--virtual 1 --sparse", "--virtual 1 --data text:README.md --lr 1")
     emulated = 1
-
     host: tuple[str, ...] = option(
         ("embedding",), "Submodule that stays on the host, a name or pattern; repeat for several."
     )
@@ -236,23 +177,17 @@ class HybridOptions(RankOptions):
 
 @dataclass(frozen=True)
 class PlaceOptions(StrategyOptions):
-    """Options of ``place``."""
+    """Each submodule on the device that a device map names."""
 
-    strategy = StrategyEntry(
-        name="place",
-        help="Each submodule on the device that a device map names.",
-        layout="dpexp.strategies.place:Place",
-        model="blocks",
-        examples=(
-            "--place block1=cpu:0 --place block2=cpu:1 --virtual 2",
-            "--place 'block*=cuda:0' --dry-run",
-        ),
-        order=60,
+    strategy = "place"
+    made_by = "dpexp.strategies.place:Place"
+    default_model = "blocks"
+    examples = (
+        "--place block1=cpu:0 --place block2=cpu:1 --virtual 2",
+        "--place 'block*=cuda:0' --dry-run",
     )
-
     emulated = 2
     mixes_kinds = True
-
     place: tuple[str, ...] = option(
         (),
         "Submodules and their device, as layers.*=cuda:0; repeat for several. Others go to the first device.",
@@ -267,16 +202,11 @@ class PlaceOptions(StrategyOptions):
 
 @dataclass(frozen=True)
 class DdpOptions(LaunchOptions):
-    """Options of ``ddp``."""
+    """DistributedDataParallel: one process per device, under torchrun."""
 
-    strategy = StrategyEntry(
-        name="ddp",
-        help="DistributedDataParallel: one process per device, under torchrun.",
-        layout="dpexp.strategies.ranks:Ddp",
-        examples=("--devices 2", "--devices 4 --bucket-mb 1"),
-        order=70,
-    )
-
+    strategy = "ddp"
+    made_by = "dpexp.strategies.ranks:Ddp"
+    examples = ("--devices 2", "--devices 4 --bucket-mb 1")
     bucket_mb: float = option(
         25.0, "Megabytes of gradients that are all-reduced together.", min=0.001, max=1e6
     )
@@ -289,17 +219,12 @@ class DdpOptions(LaunchOptions):
 
 @dataclass(frozen=True)
 class FsdpOptions(LaunchOptions):
-    """Options of ``fsdp``."""
+    """FSDP2 fully_shard: one process per device, each with a part of every parameter."""
 
-    strategy = StrategyEntry(
-        name="fsdp",
-        help="FSDP2 fully_shard: one process per device, each with a part of every parameter.",
-        layout="dpexp.strategies.ranks:Fsdp",
-        model="blocks",
-        examples=("--devices 2", "--devices 2 --model transformer --block encoder"),
-        order=80,
-    )
-
+    strategy = "fsdp"
+    made_by = "dpexp.strategies.ranks:Fsdp"
+    default_model = "blocks"
+    examples = ("--devices 2", "--devices 2 --model transformer --block encoder")
     block: tuple[str, ...] = option(
         ("*",), "Submodule to shard as a unit; repeat for several. * means every direct child."
     )
@@ -307,25 +232,16 @@ class FsdpOptions(LaunchOptions):
 
 @dataclass(frozen=True)
 class CustomOptions(LaunchOptions):
-    """Options of ``custom``.
+    """Your own layout: a function that takes the model and a device mesh or devices."""
 
-    Ranks are numbered as in ``init_device_mesh``: the last dimension of the mesh varies fastest.
-    """
-
-    strategy = StrategyEntry(
-        name="custom",
-        help="Your own layout: a function that takes the model and a device mesh or devices.",
-        layout="dpexp.strategies.custom:Custom",
-        model="blocks",
-        examples=(
-            "--layout layout.py:parallelize --mesh dp=2,tp=2",
-            "--layout layout.py:parallelize --virtual 2",
-        ),
-        order=90,
+    strategy = "custom"
+    made_by = "dpexp.strategies.custom:Custom"
+    default_model = "blocks"
+    examples = (
+        "--layout layout.py:parallelize --mesh dp=2,tp=2",
+        "--layout layout.py:parallelize --virtual 2",
     )
-
     mixes_kinds = True
-
     layout: str = option(
         "",
         "Function that lays the model out: (model, mesh) -> module, or (model, devices) -> module.",
@@ -347,14 +263,9 @@ class CustomOptions(LaunchOptions):
         """``--mesh``, parsed; None without it."""
         return Mesh.parse(self.mesh) if self.mesh else None
 
-    @cached_property
-    def function(self) -> Factory:
-        """The function that ``--layout`` names. Raises ConfigError as ``find``."""
-        return find("--layout", self.layout, {})
-
     @property
     def factories(self) -> dict[str, Factory]:
-        return {"layout": self.function} if self.layout else {}
+        return {"layout": find("--layout", self.layout, {})} if self.layout else {}
 
     @property
     def launch_options(self) -> LaunchOptions | None:
@@ -372,3 +283,21 @@ class CustomOptions(LaunchOptions):
                 f"start {mesh.size}, or give sizes whose product is the number of ranks"
             )
         return mesh
+
+
+STRATEGY_OPTIONS: dict[str, type[StrategyOptions]] = {
+    each.strategy: each
+    for each in (
+        SingleOptions,
+        WholeOptions,
+        BlockOptions,
+        FunctionalOptions,
+        HybridOptions,
+        PlaceOptions,
+        DdpOptions,
+        FsdpOptions,
+        CustomOptions,
+    )
+}
+REFERENCE = "single"
+"""The strategy that the others are compared with: the model on one device."""

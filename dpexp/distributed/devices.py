@@ -12,7 +12,7 @@ import torch
 
 from dpexp import devices
 from dpexp.config.errors import ConfigError, plural
-from dpexp.config.strategy_options import StrategyOptions
+from dpexp.config.strategy_options import RankOptions, StrategyOptions
 from dpexp.devices import accelerators, is_virtual, label
 from dpexp.distributed.world import World
 
@@ -72,7 +72,7 @@ class DeviceRequest:
         kinds = dict.fromkeys(device.type for device in named)
         if len(kinds) > 1 and not self.options.mixes_kinds:
             raise ConfigError(
-                f"--devices {text}: {self.options.strategy.name} needs devices of one kind, these are "
+                f"--devices {text}: {self.options.strategy} needs devices of one kind, these are "
                 f"{' and '.join(kinds)}; place takes several"
             )
         return DeviceSelection(names, named)
@@ -116,9 +116,9 @@ class DeviceRequest:
             if self.options.uses_one_device:
                 self._check_one(selection.used)
             return selection
-        if world is not None and self.options.rank_options is None:
+        if world is not None and not isinstance(self.options, RankOptions):
             raise ConfigError(
-                f"{self.options.strategy.name} is one process, and this is rank {world.rank} of "
+                f"{self.options.strategy} is one process, and this is rank {world.rank} of "
                 f"{world.size}: start it without torchrun"
             )
         requested = (f"{self.virtual} virtual" if self.virtual is not None else self.devices,)
@@ -146,7 +146,7 @@ class DeviceRequest:
         if len(used) > 1 and (self.virtual or self.devices != "auto"):
             option, one = ("--virtual", 1) if self.virtual else ("--devices", used[0])
             raise ConfigError(
-                f"{option} gives {len(used)} devices and {self.options.strategy.name} uses one: write "
+                f"{option} gives {len(used)} devices and {self.options.strategy} uses one: write "
                 f"{option} {one}, or choose a strategy that uses several, such as whole"
             )
 
@@ -171,8 +171,7 @@ class DeviceRequest:
         elif text != "auto":
             found = self.select().used
             count = len(found)
-        options = self.options.rank_options
-        if options is not None and options.comm == "nccl" and not found:
+        if isinstance(self.options, RankOptions) and self.options.comm == "nccl" and not found:
             raise ConfigError("--comm nccl needs a CUDA device for each rank; on the CPU use --comm gloo")
         return count, found
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from dpexp import devices
 from dpexp.config.run_config import RunConfig
-from dpexp.config.strategy_options import StrategyOptions
+from dpexp.config.strategy_options import RankOptions, StrategyOptions
 from dpexp.distributed.devices import DeviceRequest
 from dpexp.distributed.world import World
 from dpexp.engine.prediction import Prediction, predict
@@ -60,10 +60,9 @@ def _ranks(request: DeviceRequest) -> int:
 
 def _rank_labels(options: StrategyOptions, ranks: int) -> list[str]:
     """The ranks that compute each part of a batch, as text."""
-    of_ranks = options.rank_options
-    if of_ranks is None or not ranks:
+    if not isinstance(options, RankOptions) or not ranks:
         return []
-    together = of_ranks.mesh_of(ranks).ranks_by_dp_rank
+    together = options.mesh_of(ranks).ranks_by_dp_rank
     return [f"rank{'s' * (len(each) > 1)} {'+'.join(map(str, each))}" for each in together]
 
 

@@ -3,6 +3,7 @@
 from dpexp import devices
 from dpexp.config.process import home
 from dpexp.config.run_config import RunConfig
+from dpexp.config.strategy_options import RankOptions
 from dpexp.distributed.devices import DeviceRequest
 from dpexp.distributed.group import ProcessGroup, init_process_group
 from dpexp.distributed.signals import Terminated
@@ -41,5 +42,5 @@ def prepare_ranks(config: RunConfig, world: World | None) -> Prepared:
 def _group_of(config: RunConfig, world: World | None) -> ProcessGroup:
     """The process group of the ranks of the world. Raises ConfigError, LostContact."""
     used = DeviceRequest(config.devices, config.virtual, config.options).of_rank(world).used
-    options = config.options.rank_options
+    options = config.options if isinstance(config.options, RankOptions) else None
     return init_process_group(world, options, used[0] if used else devices.HOST)

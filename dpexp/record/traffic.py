@@ -15,7 +15,7 @@ step. Both are known of a Record that has these bytes::
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from dpexp.config.strategy_registry import STRATEGY_OPTIONS
+from dpexp.config.strategy_options import STRATEGY_OPTIONS
 from dpexp.record.batches import Batches, Call, model_rows
 from dpexp.record.record import Record, Row
 

@@ -7,7 +7,7 @@ from dpexp.config.errors import ConfigError, plural
 from dpexp.config.options import flag_name, option_fields
 from dpexp.config.process import command
 from dpexp.config.run_config import RunConfig, known_options, options_with_role
-from dpexp.config.strategy_registry import STRATEGY_OPTIONS
+from dpexp.config.strategy_options import STRATEGY_OPTIONS
 from dpexp.live import live_options
 from dpexp.record.record import Record
 from dpexp.report import layout, units

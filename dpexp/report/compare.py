@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dpexp.config.run_config import known_options, options_with_role
-from dpexp.config.strategy_registry import REFERENCE
+from dpexp.config.strategy_options import REFERENCE
 from dpexp.record.batches import without_host
 from dpexp.record.figures import Figure
 from dpexp.record.files import JournalError

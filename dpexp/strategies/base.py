@@ -57,7 +57,7 @@ class Strategy(ABC):
     @property
     def name(self) -> str:
         """As on the command line."""
-        return self.options.strategy.name
+        return self.options.strategy
 
     def compiled(self, module: nn.Module) -> nn.Module:
         """The module, compiled in place if the run compiles; it keeps its class and its names."""

@@ -27,7 +27,6 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -85,15 +84,16 @@ class Custom(Strategy):
                 "custom needs --layout FILE.py:FUNCTION, a function (model, mesh) -> module, "
                 "or (model, devices) -> module"
             )
+        factory = self.options.factories["layout"]
         with self._where():
-            function = self.options.function.load()
+            function = factory.load()
             takes_devices = second_parameter(function) == "devices"
             if not takes_devices and not self.options.mesh and not distributed.is_initialized():
                 raise ConfigError(
                     "the function takes a mesh of ranks: give --mesh, as --mesh dp=2,tp=2, or start the "
                     "ranks with torchrun. A function (model, devices) gets the devices of one process"
                 )
-        return partial(function, **self.options.function.options), takes_devices
+        return factory.bound(function, 2), takes_devices
 
     @contextmanager
     def _where(self) -> Iterator[None]:

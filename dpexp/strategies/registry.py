@@ -1,9 +1,9 @@
-"""The registry of strategies, by name: the layouts that the entries of their options name."""
+"""The registry of strategies, by name: the classes that their options name."""
 
 import importlib
 from collections.abc import Iterator, Mapping
 
-from dpexp.config.strategy_registry import STRATEGY_OPTIONS
+from dpexp.config.strategy_options import STRATEGY_OPTIONS
 from dpexp.strategies.base import Strategy
 
 
@@ -11,7 +11,7 @@ class _Layouts(Mapping[str, type[Strategy]]):
     """Imports a layout when it is asked for."""
 
     def __getitem__(self, name: str) -> type[Strategy]:
-        module, _, layout = STRATEGY_OPTIONS[name].strategy.layout.partition(":")
+        module, _, layout = STRATEGY_OPTIONS[name].made_by.partition(":")
         found: type[Strategy] = getattr(importlib.import_module(module), layout)
         return found
 

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 from dpexp.config.options import default_values
 from dpexp.config.printable import printable
 from dpexp.config.run_config import options_with_role
-from dpexp.config.strategy_registry import STRATEGY_OPTIONS
+from dpexp.config.strategy_options import STRATEGY_OPTIONS
 from dpexp.record.figures import At, figures, rounded
 from dpexp.record.record import Record, Row
 from dpexp.record.view import RecordView

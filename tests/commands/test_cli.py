@@ -18,7 +18,7 @@ from dpexp.commands.command_line.help_panels import COMMANDS, PANELS, RANKS
 from dpexp.config.options import flag_name, option_fields
 from dpexp.config.printable import OBEYED
 from dpexp.config.run_config import RunConfig, option_names
-from dpexp.config.strategy_registry import STRATEGY_OPTIONS
+from dpexp.config.strategy_options import STRATEGY_OPTIONS
 
 HOSTILE = "\x1b]0;mine\x07\x9b31m\u202e"
 """A title of the window, a colour, and text from right to left."""
@@ -80,8 +80,8 @@ def test_every_option_that_all_strategies_have_is_in_a_panel() -> None:
 
 def test_every_example_of_the_help_is_a_valid_command(tmp_path: Path) -> None:
     for strategy, options in STRATEGY_OPTIONS.items():
-        assert len(options.strategy.examples) == 2, strategy
-        for line in options.strategy.examples:
+        assert len(options.examples) == 2, strategy
+        for line in options.examples:
             words = [word for word in shlex.split(line) if word != "--dry-run"]
             done = shared().run([strategy, *words, "--print-config"], tmp_path)
             assert done.code == 0, f"{line}: {done.stderr}"

@@ -13,7 +13,7 @@ from command_lines import PATIENCE_S, ROOT
 
 from dpexp import __version__
 from dpexp.commands.main import app
-from dpexp.config.strategy_registry import STRATEGY_OPTIONS
+from dpexp.config.strategy_options import STRATEGY_OPTIONS
 
 QUICK = ["--virtual", "2", "--steps", "2", "--warmup", "1", "--phase-steps", "1"]
 

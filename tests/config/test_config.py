@@ -8,8 +8,7 @@ import pytest
 from dpexp.config.errors import ConfigError
 from dpexp.config.process import home
 from dpexp.config.run_config import RunConfig, known_options, option_names, options_with_role
-from dpexp.config.strategy_options import BlockOptions, HybridOptions
-from dpexp.config.strategy_registry import STRATEGY_OPTIONS
+from dpexp.config.strategy_options import STRATEGY_OPTIONS, BlockOptions, HybridOptions
 
 
 def test_every_strategy_round_trips_through_its_flat_dict() -> None:

@@ -6,8 +6,7 @@ from typing import Any
 
 from dpexp.config.options import flag_name, option_fields
 from dpexp.config.run_config import RunConfig
-from dpexp.config.strategy_options import LaunchOptions
-from dpexp.config.strategy_registry import STRATEGY_OPTIONS
+from dpexp.config.strategy_options import STRATEGY_OPTIONS, LaunchOptions
 
 
 def nested(depth: int) -> list[Any]:

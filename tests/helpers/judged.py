@@ -13,6 +13,7 @@ from plain_loop import BATCH, BY_NUMBERS, OPTIMIZERS, STEPS, Training
 
 from dpexp.config.process import home
 from dpexp.config.run_config import RunConfig
+from dpexp.config.strategy_options import RankOptions
 from dpexp.distributed.group import ProcessGroup
 from dpexp.engine.loop import execute
 from dpexp.engine.prepare import prepare
@@ -161,8 +162,8 @@ def losses(group: ProcessGroup) -> list[list[float]]:
     """Case of ``in_ranks``: the losses of the trainings in ranks; empty ones of ranks but the first."""
     found = []
     for number, case in enumerate(cases(RANKS)):
-        options = case.config.options.rank_options
-        assert options is not None
+        options = case.config.options
+        assert isinstance(options, RankOptions)
         prepared = prepare(case.config, group=ProcessGroup(options.mesh_of(group.size)))
         with Journal(home() / "runs", f"judged{number}") if group.is_first else NullJournal() as journal:
             execute(prepared, journal, ProgressBar(hidden=True))

@@ -11,7 +11,7 @@ from command_lines import ROOT
 
 from dpexp.config.errors import ConfigError
 from dpexp.config.run_config import RunConfig
-from dpexp.config.strategy_registry import STRATEGY_OPTIONS
+from dpexp.config.strategy_options import STRATEGY_OPTIONS
 from dpexp.engine.prepare import prepare
 from dpexp.engine.verify import verify
 from dpexp.measurement.step_profile import StepProfile

@@ -12,7 +12,7 @@ import dpexp.parallel
 from dpexp import devices
 from dpexp.config.errors import ConfigError
 from dpexp.config.run_config import RunConfig
-from dpexp.config.strategy_registry import STRATEGY_OPTIONS
+from dpexp.config.strategy_options import STRATEGY_OPTIONS
 from dpexp.data.batch import Batch
 from dpexp.engine.prepare import prepare
 from dpexp.measurement.observe import device_map, observe

@@ -21,7 +21,7 @@ from dpexp.commands.command_line.output import say
 from dpexp.config.errors import ConfigError, Terminated, describe, shortened, text_of, unknown
 from dpexp.config.printable import printable
 from dpexp.config.process import ROOT, is_checkout
-from dpexp.config.strategy_registry import STRATEGY_OPTIONS
+from dpexp.config.strategy_options import STRATEGY_OPTIONS
 from dpexp.distributed.launch import end_rank
 from dpexp.record.files import JournalError
 from dpexp.record.redact import redact

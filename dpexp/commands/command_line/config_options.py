@@ -21,7 +21,7 @@ from dpexp.commands.command_line.help_panels import panel_of, panels
 from dpexp.config.errors import ConfigError, did_you_mean, shown
 from dpexp.config.options import flag_name, option_fields, types_of
 from dpexp.config.run_config import RunConfig, option_names
-from dpexp.config.strategy_registry import STRATEGY_OPTIONS
+from dpexp.config.strategy_options import STRATEGY_OPTIONS
 from dpexp.record.redact import redact
 
 _PREFIX = "DPEXP_"

@@ -4,8 +4,7 @@ from collections.abc import Iterable
 
 from dpexp.config.options import option_fields
 from dpexp.config.process import command
-from dpexp.config.strategy_options import LaunchOptions
-from dpexp.config.strategy_registry import STRATEGY_OPTIONS
+from dpexp.config.strategy_options import STRATEGY_OPTIONS, LaunchOptions
 
 OUTPUT = "Output"
 WORK = (
@@ -70,7 +69,7 @@ def _own(strategy: str) -> str:
 
 def examples(strategy: str) -> str:
     """The examples of a strategy's command, for the end of its help."""
-    return _paragraphs(f"{command('run')} {strategy}", STRATEGY_OPTIONS[strategy].strategy.examples)
+    return _paragraphs(f"{command('run')} {strategy}", STRATEGY_OPTIONS[strategy].examples)
 
 
 def epilog(name: str) -> str:

@@ -26,7 +26,7 @@ from typing import Any
 
 from dpexp.config.errors import ConfigError, did_you_mean, shortened
 from dpexp.config.run_config import RunConfig, known_options, options_with_role
-from dpexp.config.strategy_registry import REFERENCE
+from dpexp.config.strategy_options import REFERENCE
 from dpexp.record.record import Row
 from dpexp.study import MOST_REPEATS
 from dpexp.study.experiment.figure_kinds import ExperimentFigure

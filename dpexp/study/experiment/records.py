@@ -6,7 +6,7 @@ from functools import cached_property
 from pathlib import Path
 
 from dpexp.config.names import cell_title
-from dpexp.config.strategy_registry import REFERENCE
+from dpexp.config.strategy_options import REFERENCE
 from dpexp.record.record import Record, Row
 from dpexp.record.view import RecordView
 from dpexp.report.compare import group_key
