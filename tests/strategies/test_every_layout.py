@@ -64,13 +64,13 @@ def verdict(strategy: str, model: str, data: str = "random") -> str:
 
 def table() -> str:
     """The page's table: the verdict on every model under every strategy, with the option for its part."""
-    rows = [["model", "", *LAYOUTS], ["---"] * (len(LAYOUTS) + 2)]
-    for model, entry in MODELS.items():
+    rows = [["model", *LAYOUTS], ["---"] * (len(LAYOUTS) + 1)]
+    for model in MODELS:
         cells = []
         for strategy in LAYOUTS:
             given = option(strategy, model)
             cells.append(verdict(strategy, model) + (f", `--{given[0]} {given[1]}`" if given else ""))
-        rows.append([f"`{model}`", entry.help, *cells])
+        rows.append([f"`{model}`", *cells])
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
 
 
