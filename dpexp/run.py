@@ -206,10 +206,10 @@ def _run_engine(
     prepared: Prepared, journal: Journal, signals: SignalHandler, quiet: bool
 ) -> BaseException | None:
     """Run the engine and write its end to the journal. Returns the error that ended it early."""
-    from dpexp.engine import loop
+    from dpexp.engine import passes
 
     with ProgressBar(hidden=quiet) as progress:
-        error = signals.error_of(lambda: loop.execute(prepared, journal, progress, signals))
+        error = signals.error_of(lambda: passes.execute(prepared, journal, progress, signals))
     status = "finished" if error is None else "failed"
     if error is not None:
         error = prepared.group.root_cause(error)

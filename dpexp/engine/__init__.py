@@ -1,7 +1,8 @@
 """Engine: one run, from its configuration to its journal.
 
-``prepare`` builds and checks the run. ``loop`` has the order of the passes: ``verify``, observe, and those of
-``measure``. ``dry_run`` describes a run without it; ``facts`` has what a Record says of machine, code and
-config. Every pass takes the step of ``dpexp/strategies/placed.py``. ``run``, ``study`` and the commands
-import it; it imports everything below, never ``tracking`` or ``report``. Start reading in ``loop``.
+``prepare`` turns a config into a ``Prepared`` run, of plain values. ``passes`` takes it from its verification
+(``verify``) to its last pass. ``prediction`` lays it out without data, for ``dry_run`` and before a run;
+``facts`` has what a Record says of machine, code and config. Every pass takes the step of
+``dpexp/strategies/placed.py``. ``run``, ``study`` and the commands import it; it imports everything below,
+never ``tracking`` or ``report``. Start reading in ``passes``.
 """

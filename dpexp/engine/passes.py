@@ -1,8 +1,4 @@
-"""Measurement: the passes over a placed model, and what they add to the journal.
-
-warm_up -> time_steps -> record_digests -> compare_last
-    -> time_phases -> profile -> count_collectives -> profile_operators
-"""
+"""Passes: a prepared run from its verification to its last pass. Facts go to the journal as found."""
 
 import math
 from contextlib import suppress
@@ -24,7 +20,9 @@ from dpexp.measurement.profile import STEPS, WARM_UP, profile_steps
 from dpexp.measurement.step_profile import StepProfile
 from dpexp.measurement.steps import time_phases, timed_steps
 from dpexp.record.journal import Journal
+from dpexp.timing import Timer
 from dpexp.training.trainer import Trainer
+from dpexp.verification.gathered_outputs import scalars_of_replicas
 
 PHASE_SECONDS = 5.0
 """The phase pass ends after ``--phase-steps``, or after this time."""
@@ -32,6 +30,36 @@ PHASE_SECONDS = 5.0
 
 class RunError(RuntimeError):
     """The run cannot continue: what happened, in which step, and what to try."""
+
+
+def execute(
+    prepared: Prepared, journal: Journal, progress: ProgressBar, signals: SignalHandler | None = None
+) -> None:
+    """Verify, observe and measure the run.
+
+    Raises VerificationError, RunError, and what the model raises.
+    """
+    with scalars_of_replicas():
+        verification = Verification(prepared, journal, progress)
+        verification.before()
+        timer = Timer(prepared.selection.used)
+        placed = prepared.strategy.place(prepared.model, prepared.selection.used, timer)
+        observations = Observations(prepared, placed)
+        journal.set(devices=observations.device_facts(), device_map=observations.device_map())
+        progress.begin("observe")
+        journal.set(shapes=observations.shapes())
+        journal.flush()
+        trainer = prepared.trainer(placed)
+        signals = signals or SignalHandler()
+        measurement = Measurement(prepared, trainer, journal, progress, observations, signals, verification)
+        measurement.warm_up()
+        measurement.time_steps()
+        measurement.record_digests()
+        measurement.compare_last()
+        measurement.time_phases()
+        measurement.profile()
+        measurement.count_collectives()
+        measurement.profile_operators()
 
 
 @dataclass

@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 from dpexp.config.run_config import RunConfig
-from dpexp.engine.loop import execute
 from dpexp.engine.observations import run_facts
+from dpexp.engine.passes import execute
 from dpexp.engine.prepare import prepare
 from dpexp.engine.progress import ProgressBar
 from dpexp.record.figures import summarize
@@ -62,7 +62,7 @@ def run(rows: int) -> tuple[Record, float]:
     prepared = prepare(config)
     with tempfile.TemporaryDirectory() as scratch:
         with Journal(Path(scratch) / "runs", "setup") as journal:
-            journal.set(run_facts(prepared))
+            journal.set(run_facts(config, prepared))
             execute(prepared, journal, stages)
             journal.set(status="finished", ended=now())
         return finish(journal.path), stages.measured_at - start

@@ -26,7 +26,7 @@ from experiments.public_layouts.cells import Cell, cells
 PATIENCE_S = 240.0
 """A run that takes longer is killed, and its cell was not run."""
 
-PRELOADED = ("torch", "torch._dynamo", "torch.distributed.fsdp", "dpexp.run", "dpexp.engine.loop")
+PRELOADED = ("torch", "torch._dynamo", "torch.distributed.fsdp", "dpexp.run", "dpexp.engine.passes")
 
 
 def main(

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from dpexp.config.run_config import RunConfig
-from dpexp.engine.loop import execute
 from dpexp.engine.observations import run_facts
+from dpexp.engine.passes import execute
 from dpexp.engine.prepare import prepare
 from dpexp.engine.prepared import Prepared
 from dpexp.engine.progress import ProgressBar

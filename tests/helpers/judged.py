@@ -15,7 +15,7 @@ from dpexp.config.process import home
 from dpexp.config.run_config import RunConfig
 from dpexp.config.strategy_options import RankOptions
 from dpexp.distributed.group import ProcessGroup
-from dpexp.engine.loop import execute
+from dpexp.engine.passes import execute
 from dpexp.engine.prepare import prepare
 from dpexp.engine.progress import ProgressBar
 from dpexp.record.journal import Journal, NullJournal
