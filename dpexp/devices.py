@@ -87,7 +87,7 @@ class running_on:
         self._inside = (device, replica)
 
     def __enter__(self) -> None:
-        self._outside = (_thread.device, _thread.replica)
+        self._outside = current_device()
         _thread.device, _thread.replica = self._inside
 
     def __exit__(self, *exception: object) -> None:
@@ -220,10 +220,10 @@ def reset_peak_memory(devices: Iterable[torch.device]) -> None:
             torch.cuda.reset_peak_memory_stats(device)
 
 
-def allocator_peaks(device: torch.device) -> dict[str, int] | None:
-    """Bytes that PyTorch's allocator had handed out and reserved at most, on CUDA; None elsewhere."""
+def allocator_peaks(device: torch.device) -> dict[str, int]:
+    """Bytes that PyTorch's allocator had handed out and reserved at most, on CUDA; empty elsewhere."""
     if device.type != "cuda":
-        return None
+        return {}
     allocated, reserved = torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device)
     return {"peak": allocated, "reserved": reserved}
 
@@ -235,7 +235,5 @@ def peak_memory(devices: Iterable[torch.device]) -> dict[str, int]:
     """
     unit = 1 if sys.platform == "darwin" else 1024
     peak = {label(HOST): resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit}
-    for device in sorted(set(devices), key=label):
-        if device.type == "cuda":
-            peak[label(device)] = torch.cuda.max_memory_allocated(device)
-    return peak
+    found = {label(device): allocator_peaks(device) for device in sorted(set(devices), key=label)}
+    return peak | {name: peaks["peak"] for name, peaks in found.items() if peaks}

@@ -273,7 +273,7 @@ def _launch_ranks(config: RunConfig, options: LaunchOptions, quiet: bool, on_rec
             raise ConfigError(result.message)
     folder = home() / "runs" / run_id
     record = Record.load(folder) if folder.exists() else None
-    error = error_of(record, results, fault)
+    error = error_of(record, fault)
     if record is not None:
         on_record(record, error)
     delivery = next((Delivery(**result.delivery) for result in results if result.delivery), None)

@@ -15,15 +15,14 @@ import torch
 from torch import nn
 
 
-def entries(value: Any, sort_keys: bool = False) -> list[tuple[str, Any]] | None:
+def entries(value: Any) -> list[tuple[str, Any]] | None:
     """(path, entry) of a container's entries; None of a leaf. Paths: ``['key']``, ``[0]``, ``.field``."""
     if isinstance(value, list | tuple):
         names = getattr(value, "_fields", None)
         if names is None:
             return [(f"[{index}]", entry) for index, entry in enumerate(value)]
     elif isinstance(value, dict | Mapping):  # dict first: the check is several times as fast
-        items = sorted(value.items()) if sort_keys else value.items()
-        return [(f"[{key!r}]", entry) for key, entry in items]
+        return [(f"[{key!r}]", entry) for key, entry in value.items()]
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         names = [field.name for field in dataclasses.fields(value)]
     else:
@@ -46,28 +45,25 @@ def rebuild(container: Any, values: Iterable[Any]) -> Any:
 
 
 def leaves(
-    value: Any, path: str = "", is_leaf: Callable[[Any], bool] = lambda _: False, sort_keys: bool = False
+    value: Any, path: str = "", is_leaf: Callable[[Any], bool] = lambda _: False
 ) -> Iterator[tuple[str, Any]]:
-    """(path, leaf) of every leaf of a pytree, in order; ``is_leaf`` may name containers not to enter.
-
-    ``sort_keys`` takes the entries of a dict in the order of its keys.
-    """
-    inside = None if isinstance(value, torch.Tensor) or is_leaf(value) else entries(value, sort_keys)
+    """(path, leaf) of every leaf of a pytree, in order; ``is_leaf`` may name containers not to enter."""
+    inside = None if isinstance(value, torch.Tensor) or is_leaf(value) else entries(value)
     if inside is None:
         yield path, value
         return
     for step, entry in inside:
-        yield from leaves(entry, path + step, is_leaf, sort_keys)
+        yield from leaves(entry, path + step, is_leaf)
 
 
-def walk(value: Any, sort_keys: bool = False) -> Iterator[torch.Tensor]:
+def walk(value: Any) -> Iterator[torch.Tensor]:
     """Every tensor of a pytree, in the order of ``leaves``."""
     if isinstance(value, torch.Tensor):
         yield value
     else:
         is_plain = type(value) in (tuple, list)  # most are, in every step
-        for entry in value if is_plain else [each for _, each in entries(value, sort_keys) or ()]:
-            yield from walk(entry, sort_keys)
+        for entry in value if is_plain else [each for _, each in entries(value) or ()]:
+            yield from walk(entry)
 
 
 def map_tensors(change: Callable[[torch.Tensor], torch.Tensor], value: Any) -> Any:

@@ -24,7 +24,7 @@ import torch
 from dpexp import devices
 from dpexp.record.record import Row
 
-_NOTHING: AbstractContextManager[None] = nullcontext()
+_NOTHING = nullcontext()
 
 
 class Timer:
@@ -84,12 +84,6 @@ class Timer:
             yield found
         finally:
             self._names = None
-
-    @property
-    def first_step_s(self) -> float:
-        """The time of the first recorded step."""
-        row = next(row for row in self.timeline if row["phase"] == "step")
-        return float(row["end_us"] - row["start_us"]) / 1e6
 
     def at_end(self, measure: Callable[[], None]) -> None:
         """Call ``measure`` at the end of the recorded step, to ``add`` what was measured elsewhere."""

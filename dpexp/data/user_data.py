@@ -149,7 +149,7 @@ class UserDataset(Dataset):
         step = max(1, -(-self.samples // DIGESTED))
         yield torch.tensor([self.samples, step])
         for index in range(0, self.samples, step):
-            yield from tensors.walk(self._collate([index]), sort_keys=True)
+            yield from tensors.walk(self._collate([index]))
 
     def _collate(self, indices: Sequence[int]) -> Any:
         """The samples as one batch. Raises ConfigError where one cannot be fetched or joined to others."""

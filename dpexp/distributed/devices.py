@@ -12,14 +12,13 @@ import torch
 
 from dpexp import devices
 from dpexp.config.errors import ConfigError, plural
+from dpexp.config.run_config import MAX_VIRTUAL
 from dpexp.config.strategy_options import RankOptions, StrategyOptions
 from dpexp.devices import accelerators, is_virtual, label
 from dpexp.distributed.world import World
 
 PLANNED_KINDS = ("cuda", "xpu", "mps")
 """Kinds of accelerators that a dry run can plan for without having them; a number means the first."""
-MAX_PLANNED = 64
-"""The most accelerators of one machine; PyTorch numbers them with 7 bits."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +79,7 @@ class DeviceRequest:
     def _first(self, count: int, present: Sequence[torch.device]) -> tuple[torch.device, ...]:
         if count < 1:
             raise ConfigError(f"--devices {count}: it must be at least 1; --devices cpu uses only the host")
-        if self.planned and len(present) < count <= MAX_PLANNED:
+        if self.planned and len(present) < count <= MAX_VIRTUAL:
             kind = present[0].type if present else PLANNED_KINDS[0]
             return tuple(torch.device(kind, index) for index in range(count))
         if count > len(present):
@@ -99,7 +98,7 @@ class DeviceRequest:
         if device.index is None:
             device = torch.device(device.type, 0)
         is_wrapped = label(device) not in (name, f"{name}:0")  # by PyTorch, which makes cuda:999 cuda:-25
-        can_be_planned = self.planned and device.type in PLANNED_KINDS and device.index < MAX_PLANNED
+        can_be_planned = self.planned and device.type in PLANNED_KINDS
         if is_wrapped or not (device in present or can_be_planned):
             raise _not_present(f"'{name}'", present)
         return device
@@ -181,5 +180,5 @@ def _not_present(requested: str, present: Sequence[torch.device], count: str = "
     found = f"{len(present)} accelerators ({names})" if present else "no accelerator"
     return ConfigError(
         f"--devices {requested}: this machine has {found}. --virtual {count} emulates {count} devices on the "
-        f"CPU; --dry-run shows the layout on up to {MAX_PLANNED} accelerators without them"
+        f"CPU; --dry-run shows the layout on up to {MAX_VIRTUAL} accelerators without them"
     )

@@ -16,7 +16,7 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -106,12 +106,10 @@ def launch(
         return read_results(folder), error
 
 
-def error_of(
-    record: Record | None, results: Sequence[RankResult], fault: BaseException | None
-) -> BaseException | None:
-    """What ended the ranks early, of their Record, their results, and what torchrun says.
+def error_of(record: Record | None, fault: BaseException | None) -> BaseException | None:
+    """What ended the ranks early, as their Record has it, or as torchrun says.
 
-    A signal to the launcher, or the end of a rank, is why they ended, whatever they say.
+    A signal to the launcher, or the end of a rank, is why they ended, whatever the Record says.
     """
     if record is not None and record.status == "finished":
         return None
@@ -119,8 +117,7 @@ def error_of(
         return fault
     if record is not None and record.error:
         return RanksError(record.error["message"])
-    failed = next((result for result in results if result.status != "finished"), None)
-    return RanksError(failed.message) if failed else fault or RanksError("the ranks ended without a result")
+    return fault or RanksError("the ranks ended without a Record")
 
 
 @contextmanager

@@ -161,7 +161,7 @@ class StepProfile(StepObserver):
             use |= {"gradients": self._gradients, "activations": self._activations}
         return [
             {"device": name, **{kind: of_kind[name] for kind, of_kind in use.items()}}
-            | (devices.allocator_peaks(device) or {})
+            | devices.allocator_peaks(device)
             for name, device in sorted({devices.label(each): each for each in self._placed.devices}.items())
         ]
 
