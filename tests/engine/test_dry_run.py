@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from command_lines import HELPERS
+from torch import Tensor, nn
 
 import dpexp
 from dpexp import devices
@@ -27,10 +28,27 @@ LAYOUTS: list[tuple[str, Any]] = [
     ("single", {}),
     ("whole", {}),
     ("functional", {}),
-    ("block", {"block": ["*"]}),
+    ("block", {"block": ["FIRST"]}),
     ("hybrid", {"host": ["FIRST"]}),
     ("place", {"place": ["FIRST=cpu:1"]}),
 ]
+
+
+class Model(nn.Module):
+    """Inputs of 5 numbers, targets of 2."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(5, 2), nn.Linear(5, 2)
+
+    def example(self, samples: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        return torch.randn(samples, 5, generator=generator), torch.zeros(samples, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.first(x)
+
+
+# --- shapes ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("model", list(MODELS))
@@ -39,8 +57,6 @@ def test_predicted_shapes_are_those_of_the_run(model: str, strategy: str, option
     single = prepare(RunConfig("single", model=model, batch_size=7, devices="cpu"))
     first = next(name for name, _ in single.model.named_children())
     chosen = {key: [name.replace("FIRST", first) for name in names] for key, names in options.items()}
-    if strategy == "block":
-        chosen = {"block": [first]}
     count = 1 if strategy == "single" else 3
     prepared = prepare(RunConfig(strategy, model=model, batch_size=7, virtual=count, options=chosen))
     batches = list(islice(prepared.batches(0), 2))
@@ -66,19 +82,13 @@ def without_packed(rows: list[Row]) -> list[Row]:
     return [row for row in rows if not row["module"].endswith("cells")]
 
 
-def test_a_model_that_looks_at_values_runs_on_virtual_devices_and_the_note_reports_it(tmp_path: Path) -> None:
-    source = tmp_path / "counting.py"
-    source.write_text(
-        "import torch\n"
-        "class Counting(torch.nn.Linear):\n"
-        "    def example(self, samples, generator):\n"
-        "        return torch.randn(samples, 5, generator=generator), torch.zeros(samples, 2)\n"
-        "    def forward(self, x):\n"
-        "        return super().forward(x) * (1 if x.sum().item() > 0 else 2)\n"
-        "def build():\n"
-        "    return Counting(5, 2)\n"
-    )
-    prepared = prepare(RunConfig("whole", model=f"{source}:build", virtual=2))
+class LooksAtValues(Model):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * (1 if x.sum().item() > 0 else 2)
+
+
+def test_a_model_that_looks_at_values_runs_on_virtual_devices_and_the_note_reports_it() -> None:
+    prepared = prepare(RunConfig("whole", model=f"{__file__}:LooksAtValues", virtual=2))
     batches = [next(prepared.batches(0))]
     predicted = predict(prepared, batches)
     assert "looks at values" in predicted.note
@@ -86,38 +96,47 @@ def test_a_model_that_looks_at_values_runs_on_virtual_devices_and_the_note_repor
     assert predicted.shapes == observe(placed, batches, prepared.data.objective.loss, gradients=True)
 
 
+@torch.library.custom_op("dpexp_test::twice", mutates_args=())
+def twice(x: Tensor) -> Tensor:
+    """An operation that has no shape without data."""
+    return x * 2
+
+
+twice.register_autograd(lambda context, gradient: gradient * 2)
+
+
+class Twice(Model):
+    def forward(self, x: Tensor) -> Tensor:
+        return twice(self.second(x))
+
+
 def test_an_operation_that_fails_without_data_only_refuses_no_layout(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
-    source = tmp_path / "doubling.py"
-    source.write_text(
-        "import torch\n"
-        "@torch.library.custom_op('dpexp_test::twice', mutates_args=())\n"
-        "def twice(x: torch.Tensor) -> torch.Tensor:\n"
-        "    return x * 2\n"
-        "twice.register_autograd(lambda ctx, grad: grad * 2)\n"
-        "class Twice(torch.nn.Linear):\n"
-        "    def forward(self, x):\n"
-        "        return twice(super().forward(x))\n"
-        "def build():\n"
-        "    return torch.nn.Sequential(torch.nn.Linear(5, 4), Twice(4, 2))\n"
-    )
-    config = RunConfig("place", model=f"{source}:build", virtual=2, options={"place": ["1=cpu:1"]})
-    prepared = prepare(config)
+    options = {"place": ["second=cpu:1"]}
+    prepared = prepare(RunConfig("place", model=f"{__file__}:Twice", virtual=2, options=options))
     predicted = predict(prepared, [next(prepared.batches(0))])
     assert "on tensors without data: real batches ran" in predicted.note
     assert [row["device"] for row in predicted.device_map] == ["cpu:0"] * 2 + ["cpu:1"] * 2
     assert "Traceback" not in capfd.readouterr().err  # FakeTensorMode would log the error that is no error
 
 
+def test_the_real_model_is_not_changed() -> None:
+    prepared = prepare(RunConfig("whole", virtual=2))
+    before = {name: value.clone() for name, value in prepared.model.state_dict().items()}
+    predict(prepared, [next(prepared.batches(0))])
+    after = prepared.model.state_dict()
+    assert all(type(after[name]) is Tensor and torch.equal(before[name], after[name]) for name in before)
+
+
+# --- devices --------------------------------------------------------------------------------------
+
 PLANNED: list[tuple[str, dict[str, Any], list[str]]] = [
     ("single", {}, ["cuda:0"]),
     ("whole", {"output_device": "cuda:1"}, ["cuda:0", "cuda:1"]),
-    ("functional", {}, ["cuda:0", "cuda:1"]),
     ("block", {}, ["cuda:0", "cuda:1"]),
     ("hybrid", {}, ["cpu", "cuda:0", "cuda:1"]),
     ("place", {"place": ["block1=cuda:1"]}, ["cuda:0", "cuda:1"]),
-    ("ddp", {}, ["cuda:0", "cuda:1"]),
     ("fsdp", {}, ["cuda:0", "cuda:1"]),
 ]
 NAMES = re.compile(r'"(cpu:\d+)"')
@@ -130,9 +149,7 @@ def test_a_dry_run_for_devices_that_are_not_here_is_that_of_virtual_ones(
 ) -> None:
     named = "cuda:0" if strategy == "single" else "cuda:0,cuda:1"
     planned = dry_run(RunConfig(strategy, devices=named, options=options))
-    virtual = {key: re.sub("cuda", "cpu", str(value)) for key, value in options.items()}
-    if strategy == "place":
-        virtual = {"place": ["block1=cpu:1"]}
+    virtual = json.loads(json.dumps(options).replace("cuda", "cpu"))
     emulated = dry_run(RunConfig(strategy, virtual=len(named.split(",")), options=virtual))
     assert (planned["execution"], emulated["execution"]) == ("planned", "virtual")
     assert planned["devices"]["used"] == used
@@ -149,134 +166,6 @@ def test_a_dry_run_of_ranks_names_the_device_of_each(named: dict[str, Any], rank
     assert planned["devices"]["used"] == [f"cpu:{rank}" for rank in range(ranks)]
 
 
-def test_a_planned_layout_that_mixes_devices_is_refused() -> None:
-    options = {"place": ["first=cuda:0", "second=cuda:1"]}
-    with pytest.raises(
-        PlacementError, match=r"mixes devices cuda:[01] and cuda:[01] at user_error_cases\.py"
-    ):
-        dry_run(RunConfig("place", model=MIXING, devices="cuda:0,cuda:1", options=options))
-
-
-ATTENTION = """
-import torch
-class Attention(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.queries, self.keys = torch.nn.Linear(5, 2), torch.nn.Linear(5, 2)
-    def forward(self, x):
-        q, k = self.queries(x)[:, None], self.keys(x)[:, None]
-        return torch.nn.functional.scaled_dot_product_attention(q, k, k)[:, 0]
-"""
-
-
-def test_devices_that_meet_in_attention_are_a_mixed_layout(tmp_path: Path) -> None:
-    """Its message names the devices of three tensors; on real batches, on the CPU, nothing would fail."""
-    (tmp_path / "attending.py").write_text(ATTENTION)
-    model, options = f"{tmp_path / 'attending.py'}:Attention", {"place": ["queries=cpu:0", "keys=cpu:1"]}
-    with pytest.raises(PlacementError, match=r"mixes devices cpu:[01] and cpu:[01] at attending\.py"):
-        dry_run(RunConfig("place", model=model, virtual=2, options=options))
-
-
-def test_the_real_model_and_batch_are_not_changed() -> None:
-    prepared = prepare(RunConfig("whole", virtual=2))
-    before = {name: value.clone() for name, value in prepared.model.state_dict().items()}
-    predict(prepared, [next(prepared.batches(0))])
-    after = prepared.model.state_dict()
-    assert all(
-        type(after[name]) is torch.Tensor and torch.equal(before[name], after[name]) for name in before
-    )
-
-
-@pytest.mark.parametrize(
-    ("strategy", "options", "named"),
-    [
-        ("place", {"place": ["first=cpu", "second=cpu:1"]}, ("cpu", "cpu:1")),
-        ("place", {"place": ["first=cpu:1"]}, ("cpu:1", "cpu:0")),
-    ],
-)
-def test_a_layout_that_mixes_devices_is_refused_with_both_devices_and_the_line(
-    strategy: str, options: Any, named: tuple[str, str]
-) -> None:
-    prepared = prepare(RunConfig(strategy, model=MIXING, virtual=2, options=options))
-    with pytest.raises(PlacementError) as caught:
-        predict(prepared, [next(prepared.batches(0))])
-    message = str(caught.value)
-    assert re.search(r"user_error_cases\.py:\d+ \(return self\.second\(self\.first\(x\)\) \+", message)
-    for device in named:
-        assert device in message
-
-
-ON_HOST = """
-import torch
-class Rotary(torch.nn.Module):
-    def __init__(self, buffer):
-        super().__init__()
-        self.register_buffer("table", torch.ones(5)) if buffer else setattr(self, "table", torch.ones(5))
-    def forward(self, x):
-        return x * self.table
-class Model(torch.nn.Module):
-    def __init__(self, buffer=False, made=False):
-        super().__init__()
-        self.first, self.rotary, self.head = torch.nn.Linear(5, 5), Rotary(buffer), torch.nn.Linear(5, 2)
-        self.made = made
-    def forward(self, x):
-        x = self.rotary(self.first(x))
-        return self.head(x) * torch.ones(2, device=None if self.made else x.device)
-    def example(self, samples, generator):
-        return torch.randn(samples, 5, generator=generator), torch.zeros(samples, 2)
-"""
-
-
-@pytest.mark.parametrize(
-    ("strategy", "options"),
-    [
-        ("single", {"virtual": 1}),
-        ("whole", {"virtual": 2}),
-        ("functional", {"virtual": 2, "check": False}),
-        ("block", {"virtual": 2, "block": ("head",)}),
-        ("hybrid", {"virtual": 1, "host": ("first",)}),
-        ("place", {"virtual": 1, "place": ("first=cpu",)}),
-    ],
-)
-def test_a_tensor_that_stays_on_the_host_is_refused_before_an_emulated_run(
-    strategy: str, options: Any, tmp_path: Path, dpexp_home: Path
-) -> None:
-    (tmp_path / "on_host.py").write_text(ON_HOST)
-    model = f"{tmp_path / 'on_host.py'}:Model"
-
-    def run(more: str, **where: Any) -> Any:
-        return dpexp.run(strategy, model=model + more, steps=2, warmup=1, track=False, quiet=True, **where)
-
-    plain = r"on_host\.py:8 \(.*\): 'rotary\.table' is a plain tensor, .* register_buffer\('table', …\)"
-    with pytest.raises(PlacementError, match=plain):
-        run("", **options)
-    with pytest.raises(PlacementError, match=r"on_host\.py:16 .*"):
-        run(":buffer=True,made=True", **options)
-    assert not list(dpexp_home.rglob("journal.jsonl"))
-    assert run(":buffer=True", **options).status == "finished"
-
-
-def test_a_plain_tensor_is_right_where_all_is_on_the_host(tmp_path: Path, dpexp_home: Path) -> None:
-    (tmp_path / "on_host.py").write_text(ON_HOST)
-    model = f"{tmp_path / 'on_host.py'}:Model"
-    assert dpexp.run("whole", model=model, devices="cpu", track=False, quiet=True).status == "finished"
-
-
-def test_a_replica_without_parameters_fails_as_those_of_pytorch_do(tmp_path: Path, dpexp_home: Path) -> None:
-    (tmp_path / "asking.py").write_text(
-        "import torch\n"
-        "class Asking(torch.nn.Linear):\n"
-        "    def forward(self, x):\n"
-        "        return super().forward(x) + torch.ones(2, device=next(self.parameters()).device)\n"
-        "    def example(self, samples, generator):\n"
-        "        return torch.randn(samples, 5, generator=generator), torch.zeros(samples, 2)\n"
-        "def build():\n"
-        "    return Asking(5, 2)\n"
-    )
-    with pytest.raises(StopIteration, match="in replica 0 on device cpu:0"):
-        dpexp.run("whole", model=f"{tmp_path}/asking.py:build", virtual=2, track=False, quiet=True)
-
-
 @pytest.mark.parametrize("count", [None, 2])
 def test_the_device_map_of_a_run_is_that_of_the_plan(count: int | None, dpexp_home: Path) -> None:
     config = RunConfig("place", virtual=count, devices="cpu" if count is None else "auto", track=False)
@@ -285,3 +174,98 @@ def test_the_device_map_of_a_run_is_that_of_the_plan(count: int | None, dpexp_ho
     first = "cpu" if count is None else "cpu:0"
     assert ran == dry_run(config)["device_map"]
     assert [row["device"] for row in ran] == [first, first, "cpu", "cpu", first, first]
+
+
+# --- layouts that mix devices ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("place", "where", "named"),
+    [
+        (["first=cpu", "second=cpu:1"], {"virtual": 2}, ("cpu", "cpu:1")),
+        (["first=cpu:1"], {"virtual": 2}, ("cpu:1", "cpu:0")),
+        (["first=cuda:0", "second=cuda:1"], {"devices": "cuda:0,cuda:1"}, ("cuda:0", "cuda:1")),
+    ],
+)
+def test_a_layout_that_mixes_devices_is_refused_with_both_devices_and_the_line(
+    place: list[str], where: dict[str, Any], named: tuple[str, str]
+) -> None:
+    with pytest.raises(PlacementError) as caught:
+        dry_run(RunConfig("place", model=MIXING, options={"place": place}, **where))
+    message = str(caught.value)
+    assert re.search(r"user_error_cases\.py:\d+ \(return self\.second\(self\.first\(x\)\) \+", message)
+    assert set(named) <= set(re.findall(r"\b(?:cpu|cuda)(?::\d)?", message))
+
+
+class Attention(Model):
+    def forward(self, x: Tensor) -> Tensor:
+        q, k = self.first(x)[:, None], self.second(x)[:, None]
+        return nn.functional.scaled_dot_product_attention(q, k, k)[:, 0]
+
+
+def test_devices_that_meet_in_attention_are_a_mixed_layout() -> None:
+    """Its message names the devices of three tensors; on real batches, on the CPU, nothing would fail."""
+    options = {"place": ["first=cpu:0", "second=cpu:1"]}
+    with pytest.raises(PlacementError, match=r"mixes devices cpu:[01] and cpu:[01] at test_dry_run\.py"):
+        dry_run(RunConfig("place", model=f"{__file__}:Attention", virtual=2, options=options))
+
+
+class Rotary(nn.Module):
+    def __init__(self, buffer: bool) -> None:
+        super().__init__()
+        self.register_buffer("table", torch.ones(5)) if buffer else setattr(self, "table", torch.ones(5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.table
+
+
+class Rotates(Model):
+    """With a plain tensor, unless it is a ``buffer``, and with one that the forward has ``made``."""
+
+    def __init__(self, buffer: bool = False, made: bool = False) -> None:
+        super().__init__()
+        self.first, self.rotary, self.head = nn.Linear(5, 5), Rotary(buffer), nn.Linear(5, 2)
+        self.made = made
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.rotary(self.first(x))
+        return self.head(x) * torch.ones(2, device=None if self.made else x.device)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "options"),
+    [
+        ("single", {"virtual": 1}),
+        ("whole", {"virtual": 2, "output_device": "cpu:1"}),
+        ("functional", {"virtual": 2, "check": False}),
+        ("block", {"virtual": 2, "block": ("head",)}),
+        ("hybrid", {"virtual": 1, "host": ("first",)}),
+        ("place", {"virtual": 1, "place": ("first=cpu",)}),
+    ],
+)
+def test_a_tensor_that_stays_on_the_host_is_refused_before_an_emulated_run(
+    strategy: str, options: Any, dpexp_home: Path
+) -> None:
+    def run(more: str, **where: Any) -> Any:
+        model = f"{__file__}:Rotates{more}"
+        return dpexp.run(strategy, model=model, steps=2, warmup=1, track=False, quiet=True, **where)
+
+    plain = r"\(return x \* .*\): 'rotary\.table' is a plain tensor, .* register_buffer\('table', …\)"
+    with pytest.raises(PlacementError, match=plain):
+        run("", **options)
+    with pytest.raises(PlacementError, match=r"test_dry_run\.py:\d+ \(return .* torch\.ones\("):
+        run(":buffer=True,made=True", **options)
+    assert not list(dpexp_home.rglob("journal.jsonl"))
+    assert run(":buffer=True", **options).status == "finished"
+    if strategy == "whole":
+        assert run("", devices="cpu").status == "finished", "all is on the host"
+
+
+class Asking(Model):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + torch.ones(2, device=next(self.parameters()).device)
+
+
+def test_a_replica_without_parameters_fails_as_those_of_pytorch_do(dpexp_home: Path) -> None:
+    with pytest.raises(StopIteration, match="in replica 0 on device cpu:0"):
+        dpexp.run("whole", model=f"{__file__}:Asking", virtual=2, track=False, quiet=True)

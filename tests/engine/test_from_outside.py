@@ -5,6 +5,7 @@ parameters that differ by one bit.
 """
 
 import json
+import re
 import statistics
 import time
 from pathlib import Path
@@ -14,60 +15,53 @@ import pytest
 import torch
 from command_lines import CommandLines
 from engine_runs import recorded
+from torch import Tensor, nn
 
 from dpexp import tensors
 from dpexp.config.run_config import RunConfig
 from dpexp.engine.prepare import prepare
 from dpexp.record.record import Record
 
-MODEL = """
-import json, re, time
-from pathlib import Path
-import torch
-from torch import nn
-
-class Clocked(nn.Sequential):
-    def __init__(self, log=""):
-        super().__init__(nn.Linear(3, 2))
-        self.log = log
-    def example(self, samples, generator):
-        return torch.randn(samples, 3, generator=generator), torch.randn(samples, 2, generator=generator)
-    def forward(self, x):
-        start = time.perf_counter_ns()
-        outputs = super().forward(x)
-        time.sleep(0.005)
-        peak = re.search(r"VmHWM:\\s*(\\d+) kB", Path("/proc/self/status").read_text())[1]
-        with open(self.log, "a") as file:
-            call = [start / 1e6, time.perf_counter_ns() / 1e6, len(x), int(peak) * 1024]
-            file.write(json.dumps(call) + "\\n")
-        return outputs
-
-class Dropping(nn.Sequential):
-    def __init__(self):
-        super().__init__(nn.Linear(3, 2), nn.Dropout())
-    def example(self, samples, generator):
-        return torch.randn(samples, 3, generator=generator), torch.randn(samples, 2, generator=generator)
-
-class Buffered(nn.Module):
-    def __init__(self, flipped=-1):
-        super().__init__()
-        self.one, self.norm, self.two = nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)
-        if flipped >= 0:
-            tensor = list(self.state_dict().values())[flipped]
-            tensor.reshape(-1).view(torch.uint8)[0] ^= 1
-    def example(self, samples, generator):
-        return torch.randn(samples, 3, generator=generator), torch.randn(samples, 2, generator=generator)
-    def forward(self, x):
-        return self.two(self.norm(self.one(x)))
-"""
 STEPS, PHASE_STEPS = 5, 2
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("model") / "outside.py"
-    path.write_text(MODEL)
-    return path
+class Example(nn.Sequential):
+    def __init__(self, *modules: nn.Module) -> None:
+        super().__init__(nn.Linear(3, 2), *modules)
+
+    def example(self, samples: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        return torch.randn(samples, 3, generator=generator), torch.randn(samples, 2, generator=generator)
+
+
+class Clocked(Example):
+    def __init__(self, log: str = "") -> None:
+        super().__init__()
+        self.log = log
+
+    def forward(self, x: Tensor) -> Tensor:
+        start = time.perf_counter_ns()
+        outputs = super().forward(x)
+        time.sleep(0.005)
+        peak = re.findall(r"VmHWM:\s*(\d+) kB", Path("/proc/self/status").read_text())[0]
+        with open(self.log, "a") as file:
+            call = [start / 1e6, time.perf_counter_ns() / 1e6, len(x), int(peak) * 1024]
+            file.write(json.dumps(call) + "\n")
+        return outputs
+
+
+class Dropping(Example):
+    def __init__(self) -> None:
+        super().__init__(nn.Dropout())
+
+
+class Buffered(Example):
+    """With one bit ``flipped`` in the tensor of this number."""
+
+    def __init__(self, flipped: int = -1) -> None:
+        super().__init__(nn.BatchNorm1d(2), nn.Linear(2, 2))
+        if flipped >= 0:
+            tensor = list(self.state_dict().values())[flipped]
+            tensor.reshape(-1).view(torch.uint8)[0] ^= 1
 
 
 def recorded_single(home: Path, run_id: str, model: str, **options: Any) -> Record:
@@ -76,10 +70,10 @@ def recorded_single(home: Path, run_id: str, model: str, **options: Any) -> Reco
 
 
 def test_times_rates_and_memory_are_those_of_the_model_and_the_process(
-    model: Path, tmp_path: Path, command_lines: CommandLines
+    tmp_path: Path, command_lines: CommandLines
 ) -> None:
     log = tmp_path / "calls"
-    words = ["single", "--virtual", "1", "--no-track", "--json", "--model", f"{model}:Clocked:log={log}"]
+    words = ["single", "--virtual", "1", "--no-track", "--json", "--model", f"{__file__}:Clocked:log={log}"]
     words += ["--data", "random:samples=20", "--batch-size", "10", "--steps", str(STEPS), "--warmup", "1"]
     before = time.perf_counter()
     done = command_lines.run([*words, "--phase-steps", str(PHASE_STEPS)])
@@ -107,9 +101,9 @@ def test_times_rates_and_memory_are_those_of_the_model_and_the_process(
     assert calls[0][3] * 0.99 <= found["memory"]["cpu"] <= calls[-1][3] * 1.01
 
 
-def test_a_bit_of_any_parameter_or_buffer_changes_the_digest(model: Path, dpexp_home: Path) -> None:
+def test_a_bit_of_any_parameter_or_buffer_changes_the_digest(dpexp_home: Path) -> None:
     def digest(flipped: int) -> str:
-        spec = f"{model}:Buffered:flipped={flipped}"
+        spec = f"{__file__}:Buffered:flipped={flipped}"
         found: str = recorded_single(
             dpexp_home, f"flipped{flipped}", spec, eval=True, steps=1, warmup=0
         ).digest["weights"]
@@ -121,7 +115,7 @@ def test_a_bit_of_any_parameter_or_buffer_changes_the_digest(model: Path, dpexp_
         digest(tensors)
 
 
-def test_warm_up_steps_train(model: Path, dpexp_home: Path) -> None:
+def test_warm_up_steps_train(dpexp_home: Path) -> None:
     common = {"model": "linear", "data": "random:samples=8", "batch_size": 8, "lr": 0.1}
     cold = recorded_single(dpexp_home, "cold", steps=5, warmup=0, **common).steps["loss"]
     warm = recorded_single(dpexp_home, "warm", steps=2, warmup=3, **common).steps["loss"]
@@ -129,9 +123,12 @@ def test_warm_up_steps_train(model: Path, dpexp_home: Path) -> None:
     assert torch.tensor(cold).diff().max() < 0  # no two steps have the same loss
 
 
-def test_a_run_trains_as_a_loop_of_pytorch_does(model: Path, dpexp_home: Path) -> None:
+def test_a_run_trains_as_a_loop_of_pytorch_does(dpexp_home: Path) -> None:
     """An epoch is one batch, so that the order of its rows changes nothing but rounding."""
-    spec, options = f"{model}:Buffered", {"data": "random:samples=8", "batch_size": 8, "lr": 0.1, "seed": 3}
+    spec, options = (
+        f"{__file__}:Buffered",
+        {"data": "random:samples=8", "batch_size": 8, "lr": 0.1, "seed": 3},
+    )
     config = RunConfig("single", model=spec, devices="cpu", **options)
     prepared = prepare(config)
     trained, (batch,) = prepared.model, prepared.batches(0, shuffle=False)
@@ -147,9 +144,9 @@ def test_a_run_trains_as_a_loop_of_pytorch_does(model: Path, dpexp_home: Path) -
     assert found.steps["loss"] == pytest.approx(losses, rel=1e-4)
 
 
-def test_outputs_are_digested_in_eval_mode(model: Path, dpexp_home: Path) -> None:
+def test_outputs_are_digested_in_eval_mode(dpexp_home: Path) -> None:
     """With a learning rate that changes no weight."""
-    spec, options = f"{model}:Dropping", {"data": "random:samples=8", "batch_size": 8, "lr": 1e-30}
+    spec, options = f"{__file__}:Dropping", {"data": "random:samples=8", "batch_size": 8, "lr": 1e-30}
     found = recorded_single(dpexp_home, "dropping", spec, steps=1, warmup=0, **options)
     prepared = prepare(RunConfig("single", model=spec, devices="cpu", **options))
     (batch,) = prepared.batches(0, shuffle=False)
