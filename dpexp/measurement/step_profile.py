@@ -31,8 +31,8 @@ _Bytes = Counter[str]
 """Bytes by device."""
 
 
-class SavedTensors:
-    """``with SavedTensors(placed) as saved:`` collects the storages that autograd saves for backward.
+class Activations:
+    """``with Activations(placed) as saved:`` collects the storages that autograd saves for backward.
 
     Parameters, buffers and their copies in replicas are not activations, nor are a model's inputs. A tensor
     on the CPU belongs to the replica of its thread, or to the device of the module that is being called.
@@ -47,7 +47,7 @@ class SavedTensors:
         self._hooks = ExitStack()
         self.is_complete = True
 
-    def __enter__(self) -> "SavedTensors":
+    def __enter__(self) -> "Activations":
         for module in self._placed.module.modules():
             before = module.register_forward_pre_hook(self._enter, with_kwargs=True)
             self._hooks.callback(before.remove)
@@ -114,7 +114,7 @@ class StepProfile(StepObserver):
 
     def __init__(self, trainer: Trainer, tokens: Callable[[Batch], float | None]) -> None:
         self._trainer, self._placed, self._count_tokens = trainer, trainer.placed, tokens
-        self._counted, self._saved = CountFlops(), SavedTensors(trainer.placed)
+        self._counted, self._saved = CountFlops(), Activations(trainer.placed)
         self._gradients, self._activations = _Bytes(), _Bytes()
         self._work: Row = {}
         self.note = ""

@@ -117,9 +117,10 @@ def _in_threads(forward: Callable[[int], None], devices: Sequence[torch.device],
     futures = [executor.submit(contextvars.copy_context().run, run, i) for i in range(1, len(devices))]
     with torch.set_grad_enabled(torch.is_grad_enabled()):
         contextvars.copy_context().run(forward, 0)
-    for future, tensors in zip(futures, saved[1:], strict=True):
+    for replica, future in enumerate(futures, 1):
         future.result()
-        tensors.pack()
+        with running_on(devices[replica], replica):
+            saved[replica].pack()
 
 
 def _state_of_this_thread(devices: Sequence[torch.device]) -> Callable[[], AbstractContextManager[object]]:
@@ -189,6 +190,11 @@ class OneAtATime(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Above the caller's dispatch modes in each replica: they see one operation at a time."""
 
     supports_higher_order_operators = True
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """PyTorch's switch: else the first operator imports ``torch._dynamo``, which takes a second."""
+        return False
 
     def __init__(self, lock: AbstractContextManager[object]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
