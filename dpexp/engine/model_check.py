@@ -102,15 +102,14 @@ def try_one_batch(prepared: Prepared) -> None:
     Modules that draw random numbers are marked: replicas that share a generator compute them in order.
     Raises ConfigError.
     """
-    model, strategy, used = prepared.model, prepared.strategy, prepared.selection.used
+    model, strategy = prepared.model, prepared.strategy
     first, objective = next(prepared.batches(0)), prepared.data.objective
-    first.check_rows(strategy.parts(used))
+    first.check_rows(strategy.parts(prepared.selection.used))
     batch = first.copied()
     with preserved(model), without_ranks(model), torch.set_grad_enabled(strategy.trains):
         with (
             devices.autocast(devices.HOST, prepared.autocast),
             misfit_as_config_error(model),
-            strategy.trying(model, used),
             drawing_modules(model) as draws,
         ):
             outputs = model(*batch.inputs)

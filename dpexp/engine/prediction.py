@@ -184,7 +184,7 @@ def _mixed_devices(error: Exception, names: dict[str, str], placed: Placed) -> s
     """The message for an operation on two devices; empty for any other error."""
     message = text_of(error)
     found = list(dict.fromkeys(re.findall(r"\bcpu(?::\d+)?", message)))
-    if "device" not in message or len(found) < 2:
+    if isinstance(error, ValueError) or "device" not in message or len(found) < 2:
         return ""
     first, second = (names.get(device, device) for device in found[:2])
     where = _where(error)

@@ -94,7 +94,7 @@ class Verification:
     def _own_steps(self, proven: Mode | None) -> OwnSteps:
         """``proven`` is the mode in which training mode was compared before."""
         prepared, model = self._prepared, self._prepared.model
-        if not prepared.strategy.needs.full_tables and large_tables(model):
+        if not prepared.strategy.needs.user_code and large_tables(model):
             first, last = (prepared.endless_global_batches(at) for at in (0, prepared.schedule.steps))
             with kept_globals():
                 compared = [*islice(first, self._first), *islice(last, self._last)]
@@ -185,7 +185,7 @@ def _proven(prepared: Prepared, dtype: torch.dtype, report: Report, in_full: boo
     group, used = prepared.group, prepared.selection.used
     pieces = Pieces.of_layout(group, used)
     made = made_batches(model, compared[0], pieces)
-    if not (in_full or prepared.strategy.needs.full_tables):
+    if not (in_full or prepared.strategy.needs.user_code):
         model, notes = with_touched_rows(model, [*compared, *(each.batch for each in made)])
     plain = replace(prepared.strategy, compile=False)
     proof = Proof(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import ClassVar, TypeAlias
 
@@ -28,14 +27,12 @@ class Needs:
     ``compile``: False if its modules must not be compiled: each step makes new ones.
     ``gradients``: a gradient for every parameter that requires one, in every step.
     ``user_code``: whether the layout is a user's code, which may change more than the model.
-    ``full_tables``: True if the layout may depend on how many rows an embedding has.
     """
 
     devices: bool
     prediction: bool = False
     compile: bool = True
     gradients: bool = False
-    full_tables: bool = False
     user_code: bool = False
 
 
@@ -71,10 +68,6 @@ class Strategy(ABC):
 
     def prepare(self, model: nn.Module, devices: Devices) -> None:  # noqa: B027 - not every strategy checks
         """Check model and devices before a run opens, and set options of modules. Raises ConfigError."""
-
-    def trying(self, model: nn.Module, devices: Devices) -> AbstractContextManager[None]:
-        """Around the forward of a batch on the host, before a run opens. Raises ConfigError."""
-        return nullcontext()
 
     def unused(self, names: Sequence[str]) -> None:  # noqa: B027 - only where ``needs.gradients``
         """Raises ConfigError if parameters that get no gradient, by their names, are an error."""

@@ -1,58 +1,43 @@
-"""``custom``: the layout that a user's function makes of the model.
+"""``custom``: a user's function lays the model out over ranks or devices.
 
-    def parallelize(model, mesh):          # one process (rank) per device, as under torchrun
-        parallelize_module(model, mesh["tp"], {"block1": ColwiseParallel(), "block2": RowwiseParallel()})
-        return fully_shard(model, mesh=mesh["dp"])
+    function(model, mesh)     -->  a module whose parameters may be shards, and whose outputs may be DTensors
+    function(model, devices)  -->  a module over the devices of one process
 
-    def parallelize(model, devices):       # one process with several devices
-        return nn.DataParallel(model, devices)
-
-Ranks along the dimensions of the mesh whose names begin with ``dp`` split the rows of a batch; ranks along
-any other compute the same rows. As in DDP and FSDP2, gradients are averaged over the ``dp`` ranks. The
-function may use anything: DTensor, FSDP2, its own autograd functions and collectives.
-
-A module that shards parameters by hand, as plain tensors, says how with two methods, ``full_tensor(name,
-tensor)`` and ``local_tensor(name, full_tensor)``; for DTensors neither is needed.
-
-Sharding rules: how DTensors pass through operators for which PyTorch has no rule, and what else helps.
-
-attention on a CPU, of DTensors (batch, heads, tokens, width)
-  each rank computes its rows of the batch, or its heads        Shard(0), Shard(1)
-  each rank computes everything                                 Replicate()
+A function may also return a ``Placed`` around such a module, whose ``step`` is then the step of the layout.
 """
 
 import copy
 import inspect
 import math
-import re
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from types import TracebackType
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import distributed, nn
+from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
 
 from dpexp import tensors
 from dpexp.config.errors import ConfigError, as_config_error, listed
 from dpexp.config.strategy_options import CustomOptions
-from dpexp.data.batch import Batch
 from dpexp.devices import HOST, accelerators, move, place
 from dpexp.distributed.group import ProcessGroup
 from dpexp.strategies.base import Devices, Needs, Strategy
-from dpexp.strategies.modules import Wrapper, named_parameters, parts
-from dpexp.strategies.placed import DTensorShards, Placed, full_output
-from dpexp.strategies.ranks import RowWeightedSync, check_sync_batch_norm
+from dpexp.strategies.modules import Wrapper, named_parameters
+from dpexp.strategies.placed import GradientSync, Placed, Shards, full_output
+from dpexp.strategies.ranks import check_sync_batch_norm
 from dpexp.tensors import map_tensors
 from dpexp.timing import Timer
 
-Parallelize = Callable[[nn.Module, Any], nn.Module]
+Parallelize = Callable[[nn.Module, Any], nn.Module | Placed]
 
 
 class Custom(Strategy):
     """Calls the function of ``--layout`` with the model and a mesh, or devices."""
 
-    needs = Needs(devices=False, full_tables=True, user_code=True)
+    needs = Needs(devices=False, user_code=True)
     options: CustomOptions
 
     def parts(self, devices: Devices) -> int:
@@ -117,30 +102,25 @@ def lay_out(
     """What ``function(model, target)`` makes of the model; ``target`` is a mesh, or the list of devices.
 
     For a mesh the model is moved to the device of this rank first. Raises ConfigError where it makes
-    something else than a module, or a SyncBatchNorm of ranks on the host.
+    something else than a module or a Placed, or a SyncBatchNorm of ranks on the host.
     """
     shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
     laid_out: Any = function(model if isinstance(target, list) else place(model, devices[0]), target)
-    if not isinstance(laid_out, nn.Module):
+    placed = Placed(laid_out) if isinstance(laid_out, nn.Module) else laid_out
+    if not isinstance(placed, Placed):
         raise ConfigError(
             f"the function returned {type(laid_out).__name__}, not a torch.nn.Module: return the model, "
-            "or what wraps it"
+            "or what wraps it, or a dpexp.strategies.placed.Placed"
         )
-    for sharded in _sharded(laid_out):
+    module = placed.module
+    for sharded in _sharded(module):
         sharded.reshard()  # it may have computed already
-    check_sync_batch_norm(laid_out, devices[0])
-    register_attention(laid_out)
-    module = FullOutputs(laid_out, devices[0])
-    return Placed(
-        module,
-        devices[0],
-        devices[0],
-        devices,
-        CustomSync(group.dp_size if group else 1),
-        CustomShards(laid_out, shapes),
-        is_opaque=True,
-        timer=timer,
-    )
+    check_sync_batch_norm(module, devices[0])
+    placed.module, placed.shards = FullOutputs(module, devices[0]), CustomShards(module, shapes)
+    placed.input_device = placed.output_device = devices[0]
+    placed.devices, placed.timer, placed.is_opaque = devices, timer, True
+    placed.gradient_sync = GradientSync(group.dp_size if group else 1)
+    return placed
 
 
 def check_parameters(model: nn.Module, placed: Placed, group: ProcessGroup) -> None:
@@ -175,7 +155,7 @@ def second_parameter(function: Callable[..., Any]) -> str:
     return names[1]
 
 
-class CustomShards(DTensorShards):
+class CustomShards(Shards):
     """The module may know how it shards its parameters by hand."""
 
     def __init__(self, module: nn.Module, full_shapes: Mapping[str, torch.Size]) -> None:
@@ -206,18 +186,6 @@ class CustomShards(DTensorShards):
         super().load_full_tensor(name, tensor, value if by_hand is None else by_hand(name, value))
 
 
-class CustomSync(RowWeightedSync):
-    """As for DDP; the layout's own hooks bring the gradients together."""
-
-    def backward(self, loss: torch.Tensor, batch: Batch) -> None:
-        try:
-            super().backward(loss, batch)
-        except (NotImplementedError, RuntimeError) as error:
-            if (better := explained(error, nn.Module())) is not None:
-                raise better from error
-            raise
-
-
 class FullOutputs(Wrapper):
     """The model, whose outputs are full tensors of this rank's rows on the device, for the loss.
 
@@ -233,14 +201,12 @@ class FullOutputs(Wrapper):
         self.module = module
         self.device = device
         self._sharded = _sharded(module)
+        meshes = (getattr(parameter, "device_mesh", None) for parameter in module.parameters())
+        self._has_dtensors_on_host = any(mesh is not None and mesh.device_type == "cpu" for mesh in meshes)
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        try:
+        with AttentionOfDTensors() if self._has_dtensors_on_host else nullcontext():
             outputs = self.module(*inputs, **kwargs)
-        except (NotImplementedError, RuntimeError) as error:
-            if (better := explained(error, self)) is not None:
-                raise better from error
-            raise
         outputs = move(map_tensors(full_output, outputs), self.device)
         if self._sharded and not torch.is_grad_enabled():
             outputs = map_tensors(torch.clone, outputs)  # of gathered parameters, whose memory is released
@@ -254,89 +220,16 @@ def _sharded(module: nn.Module) -> list[Any]:
     return [each for each in module.modules() if hasattr(each, "set_reshard_after_forward")]
 
 
-NOTE = "attention of DTensors on a CPU has no sharding rule in PyTorch: dpexp has registered one"
-_ATTENTION = "_scaled_dot_product_flash_attention_for_cpu"
-_MISSING = re.compile(r"[Oo]perator (\S+) does not have a sharding strategy")
-_MIXED = re.compile(r"(\S+)[: ]+got mixed torch.Tensor and DTensor")
-_used: set[str] = set()
+class AttentionOfDTensors(TorchFunctionMode):
+    """Attention on a CPU consists of operators that DTensors pass, since PyTorch has no rule for its own.
 
-
-def register_attention(module: nn.Module) -> None:
-    """Give PyTorch the rule of attention on a CPU where a layout has DTensors there, and none is known."""
-    meshes = (getattr(parameter, "device_mesh", None) for parameter in module.parameters())
-    if not any(mesh is not None and mesh.device_type == "cpu" for mesh in meshes):
-        return
-    from torch.distributed.tensor import DTensor
-    from torch.distributed.tensor.experimental import register_sharding
-
-    propagator: Any = DTensor._op_dispatcher.sharding_propagator
-    known = [table for table in vars(propagator).values() if isinstance(table, Mapping)]
-    for suffix, rule in (("", _forward), ("_backward", _backward)):
-        operator = getattr(torch.ops.aten, f"{_ATTENTION}{suffix}").default
-        if not any(operator in table for table in known):
-            register_sharding(operator)(rule)
-
-
-def notes() -> list[str]:
-    """Which rules of dpexp's DTensors have used in this process."""
-    return sorted(_used)
-
-
-def _forward(
-    q: Any, k: Any, v: Any, *options: Any, attn_mask: Any = None, **others: Any
-) -> list[tuple[list[Any], list[Any]]]:
-    """Placements of the outputs and logarithms of sums, and those of the inputs."""
-    of_mask, chosen = _placements(q, k, attn_mask)
-    return [([p, p], [p, p, p, None, None, of_mask, None]) for p in chosen]
-
-
-def _backward(
-    gradient: Any, q: Any, k: Any, *saved: Any, attn_mask: Any = None, **others: Any
-) -> list[tuple[list[Any], list[Any]]]:
-    """Placements of the gradients, and those of the inputs."""
-    of_mask, chosen = _placements(q, k, attn_mask)
-    return [([p, p, p], [p] * 6 + [None, None, of_mask, None]) for p in chosen]
-
-
-def _placements(q: Any, k: Any, mask: Any) -> tuple[Any, list[Any]]:
-    """That of the mask, and those that queries, keys and values may have.
-
-    PyTorch does not redistribute a mask, so it is replicated. Fewer keys than queries have heads in groups.
+    Where it is causal it makes a mask, a plain tensor, which is then the same on all ranks.
     """
-    from torch.distributed.tensor import Replicate, Shard
 
-    _used.add(NOTE)
-    if mask is not None and not all(placement.is_replicate() for placement in mask.placements):
-        raise NotImplementedError("a mask of attention on DTensors must be replicated over their mesh")
-    ranks = q.mesh.size()
-    has_whole_groups = q.shape[1] == k.shape[1] or not (q.shape[1] % ranks or k.shape[1] % ranks)
-    dims = (0, 1) if has_whole_groups else (0,)
-    is_same = {dim: mask is None or mask.ndim < 4 or mask.shape[dim] == 1 for dim in dims}
-    return None if mask is None else Replicate(), [Replicate(), *(Shard(dim) for dim in dims if is_same[dim])]
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is not functional.scaled_dot_product_attention or not hasattr(args[0], "placements"):
+            return func(*args, **(kwargs or {}))
+        from torch.distributed.tensor.experimental import implicit_replication
 
-
-def explained(error: Exception, module: nn.Module) -> NotImplementedError | None:
-    """The error of an operator that DTensors cannot pass, with its module and what one can do; else None."""
-    text = str(error)
-    if operator := _MISSING.search(text):
-        why = f"PyTorch has no sharding rule for {operator[1]}"
-    elif operator := _MIXED.search(text):
-        why = f"{operator[1]} gets a DTensor beside a plain tensor"
-    else:
-        return None
-    return NotImplementedError(
-        f"{_where(module, error.__traceback__)}: {why}. Give the module plain tensors (use_local_output=True "
-        "of what comes before it, or to_local() before the operator and DTensor.from_local() after it), make "
-        "the other tensor a DTensor, or register a rule with "
-        "torch.distributed.tensor.experimental.register_sharding"
-    )
-
-
-def _where(module: nn.Module, traceback: TracebackType | None) -> str:
-    """The innermost module of the model in which the error was raised."""
-    names = {id(part.module): part.name for part in parts(module)}
-    found = None
-    while traceback is not None:
-        found = names.get(id(traceback.tb_frame.f_locals.get("self")), found)
-        traceback = traceback.tb_next
-    return "the backward" if found is None else f"module '{found}'" if found else "the model itself"
+        with sdpa_kernel(SDPBackend.MATH), implicit_replication():
+            return func(*args, **(kwargs or {}))

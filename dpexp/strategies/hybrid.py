@@ -44,8 +44,8 @@ from dpexp.strategies.modules import (
     rewire,
     tables,
 )
-from dpexp.strategies.placed import Placed, Shards, rows_of
-from dpexp.strategies.ranks import RowWeightedSync, ddp_module
+from dpexp.strategies.placed import GradientSync, Placed, Shards, rows_of
+from dpexp.strategies.ranks import ddp_module
 from dpexp.strategies.replicas import Replicating, data_parallel_module
 from dpexp.strategies.row_shards import ShardedEmbedding, ShardedEmbeddingBag, check_shardable
 from dpexp.timing import Timer
@@ -193,7 +193,7 @@ class TableShards(Shards):
         tensor.detach().copy_(value)
 
 
-class TableSync(RowWeightedSync):
+class TableSync(GradientSync):
     """All-reduces the gradients of the ``tables``, the parameters of host modules; a sparse one by its rows.
 
     The lookup of a sharded table has reduced its gradient. DistributedDataParallel synchronizes all others.

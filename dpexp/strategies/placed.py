@@ -1,26 +1,18 @@
-"""Placed: a model laid out across devices, and its step.
+"""Placed: a model laid out across devices, and its step, which every pass of a run takes.
 
-Verification, warm-up, measured and timed steps, profile and dry run all take this step. Who calls
-whom::
+    Trainer.step(batch, observer)                   training/trainer.py    has loss and optimizers
+      Placed.step(batch, loss, update, ...)         here
+        input_device   <- batch.inputs              phase «transfer»
+        module(*inputs)                             phase «forward», or those of the layout's wrappers
+        observer.forward_ended(outputs)
+        loss(outputs, targets)                      phase «loss»
+        observer.loss_ended(loss)
+        gradient_sync.backward(loss, batch)         phase «backward»
+        observer.backward_ended()
+        update()                                    phase «optimizer»
 
-    engine, verification, measurement
-      Trainer.step(batch, observer)                   training/trainer.py    has loss and optimizers
-        Placed.step(batch, loss, update, ...)         here
-          input_device   <- batch.inputs              phase «transfer»
-          module(*inputs)                             phase «forward», or those of the layout's wrappers
-          observer.forward_ended(outputs)
-          loss(outputs, targets)                      phase «loss»
-          observer.loss_ended(loss)
-          gradient_sync.backward(loss, batch)         phase «backward»
-          observer.backward_ended()
-          update()                                    phase «optimizer»
-
-Timers and observers are around it or handed to it: nothing else takes a step of a placed model. A layout
-that interleaves forward and backward overrides ``step`` and keeps the order of the observer's calls.
-
-Gradient sync: how gradients come together, after and during backward.
-
-Shards: what a process has of each parameter, and how full tensors are read and written.
+Nothing else takes a step of a placed model. A layout that interleaves forward and backward, as a pipeline
+does, overrides ``step`` and keeps the order of the observer's calls.
 """
 
 from __future__ import annotations
@@ -37,6 +29,7 @@ from torch import nn
 
 from dpexp import devices, tensors
 from dpexp.data.batch import Batch
+from dpexp.devices import HOST
 from dpexp.timing import Timer
 
 Loss = Callable[[Any, Any], torch.Tensor]
@@ -46,7 +39,7 @@ _NO_CONTEXT: AbstractContextManager[None] = nullcontext()
 
 
 class StepEndedError(Exception):
-    """Raised by an observer that needs no more of a step: nothing of the step comes after it."""
+    """Raised by an observer that needs no more of a step."""
 
 
 class StepObserver:
@@ -65,20 +58,19 @@ class StepObserver:
 UNOBSERVED = StepObserver()
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Placed:
     """A model laid out across devices: call ``module`` with inputs on ``input_device``, rows on dim 0.
 
     Outputs are on ``output_device``; ``devices`` are all that compute, the host included where it does.
-    ``gradient_sync`` says how gradients of ranks come together, ``shards`` what this rank has of each tensor.
     ``is_opaque``: a user's code laid it out, and no wrapper says how it splits rows or what ranks send.
     ``timer`` is that of the module's wrappers; ``forward_phase`` is empty where they time the forward.
     """
 
     module: nn.Module
-    input_device: torch.device
-    output_device: torch.device
-    devices: tuple[torch.device, ...]
+    input_device: torch.device = HOST
+    output_device: torch.device = HOST
+    devices: tuple[torch.device, ...] = (HOST,)
     gradient_sync: GradientSync = field(default_factory=lambda: GradientSync())
     shards: Shards = field(default_factory=lambda: Shards())
     is_opaque: bool = False
@@ -120,11 +112,6 @@ class Placed:
                     update()
         return value.detach()
 
-    @property
-    def is_on_host(self) -> bool:
-        """Whether all devices that compute are the host, or emulated on it."""
-        return all(devices.physical(device) == devices.HOST for device in self.devices)
-
     def _moved(self, value: Any, device: torch.device) -> Any:
         """``value`` on the device; what a batch holds is on the host."""
         if device in self._on_host:
@@ -134,9 +121,14 @@ class Placed:
 
     @cached_property
     def _on_host(self) -> frozenset[torch.device]:
-        """Those of input and output device that are the host, or emulated on it."""
-        both = (self.input_device, self.output_device)
-        return frozenset(device for device in both if devices.physical(device) == devices.HOST)
+        """The devices that are the host, or emulated on it."""
+        used = (self.input_device, self.output_device, *self.devices)
+        return frozenset(device for device in used if devices.physical(device) == HOST)
+
+    @property
+    def is_on_host(self) -> bool:
+        """Whether all devices that compute are the host, or emulated on it."""
+        return self._on_host.issuperset(self.devices)
 
     @property
     def outputs_on_host(self) -> bool:
@@ -145,27 +137,40 @@ class Placed:
 
 
 class GradientSync:
-    """How gradients come together: here those of one process, which autograd adds up."""
+    """How gradients come together: autograd adds up those of a process, the layout averages those of ranks.
+
+    ``dp_size`` is the number of parts into which ranks split the rows; 0 where no rank has the others. A
+    rank's loss is weighted, by its rows say, so that the average over the parts is the mean over all rows.
+    """
+
+    def __init__(self, dp_size: int = 0) -> None:
+        self.dp_size = dp_size
 
     def computing(self, batch: Batch) -> AbstractContextManager[object]:
         """The context of everything of a step after its forward: loss, backward and optimizer."""
-        return nullcontext()
+        return _NO_CONTEXT
+
+    def weighted(self, loss: torch.Tensor, batch: Batch) -> torch.Tensor:
+        """The loss whose gradients the ranks average."""
+        weight = batch.weight * self.dp_size if self.dp_size else 1
+        return loss if weight == 1 else loss * weight
 
     def backward(self, loss: torch.Tensor, batch: Batch) -> None:
         """Give every local parameter the gradient of the mean loss over the rows of the global batch.
 
         It may communicate: every rank must call it.
         """
-        loss.backward()  # type: ignore[no-untyped-call]
+        self.weighted(loss, batch).backward()  # type: ignore[no-untyped-call]
 
 
 class Shards:
-    """Here of one process, which has every parameter in full.
+    """What a process has of each parameter, and how full tensors are read and written.
 
-    Its methods may communicate: every rank must call them in the same order. A ``name`` is that of a
-    parameter in the model as written, a ``tensor`` the parameter, its gradient, or what an optimizer keeps
-    of it in the same shape. ``full_shapes`` are the shapes of full tensors by name, where they are not those
-    of the parameters; ``units`` the module with which FSDP gathers a parameter, by the parameter's name.
+    A parameter may be a ``DTensor``, of which each rank has a shard; here all others are full on every rank.
+    A ``name`` is that of a parameter in the model as written, a ``tensor`` the parameter, its gradient, or
+    what an optimizer keeps of it in the same shape. ``full_shapes`` are the shapes of full tensors by name,
+    where they are not those of the parameters; ``units`` the module with which FSDP gathers a parameter, by
+    the parameter's name. The methods may communicate: every rank must call them in the same order.
     """
 
     full_shapes: Mapping[str, torch.Size] = MappingProxyType({})
@@ -173,7 +178,7 @@ class Shards:
 
     def full_tensor(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         """The full tensor, as in DTensor, of which this process has a shard."""
-        return tensor.detach()
+        return _full(tensor.detach())
 
     def rows(self, name: str, tensor: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
         """Rows ``(n, ...)`` of the full tensor, by ascending ids ``(n,)``; dense and on the host."""
@@ -181,11 +186,19 @@ class Shards:
 
     def load_full_tensor(self, name: str, tensor: torch.Tensor, value: torch.Tensor) -> None:
         """Write the full tensor ``value``, or this process's shard of it, to ``tensor``."""
-        tensor.detach().copy_(value)
+        to: Any = tensor.detach()
+        if hasattr(to, "placements"):
+            from torch.distributed.tensor import distribute_tensor
+
+            value, mesh = value.to(to.device), to.device_mesh
+            # every rank has the value, and needs no other's
+            sharded: Any = distribute_tensor(value, mesh, to.placements, src_data_rank=None)
+            to, value = to.to_local(), sharded.to_local()
+        to.copy_(value)
 
     def norm(self, name: str, gradient: torch.Tensor) -> torch.Tensor:
         """The norm of a full gradient, as a scalar."""
-        return tensors.norm(gradient)
+        return _full(tensors.norm(gradient))
 
     def total_norm(self, gradients: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """The norm of the full gradients together, as a scalar on the device of the first."""
@@ -193,26 +206,9 @@ class Shards:
         return tensors.norm(torch.stack([norm.to(norms[0].device) for norm in norms]))
 
 
-class DTensorShards(Shards):
-    """A parameter may be a ``DTensor``, of which each rank has a shard; others are the same on every rank."""
-
-    def full_tensor(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        return full(tensor.detach())
-
-    def norm(self, name: str, gradient: torch.Tensor) -> torch.Tensor:
-        return full(super().norm(name, gradient))
-
-    def load_full_tensor(self, name: str, tensor: torch.Tensor, value: torch.Tensor) -> None:
-        from torch.distributed.tensor import DTensor, distribute_tensor
-
-        tensor = tensor.detach()
-        if isinstance(tensor, DTensor):
-            value, mesh = value.to(tensor.device), tensor.device_mesh
-            # every rank has the value, and needs no other's
-            sharded = distribute_tensor(value, mesh, tensor.placements, src_data_rank=None)
-            tensor.to_local().copy_(sharded.to_local())
-        else:
-            tensor.copy_(value)
+def _full(tensor: Any) -> torch.Tensor:
+    """The tensor, gathered from all ranks where it is a ``DTensor``."""
+    return tensor.full_tensor() if hasattr(tensor, "placements") else tensor  # type: ignore[no-any-return]
 
 
 def rows_of(tensor: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
@@ -242,10 +238,3 @@ def full_output(tensor: Any) -> torch.Tensor:
         arrived = tensor.trigger_wait()
         tensor = tensor if tensor.requires_grad else arrived  # which is in no graph
     return tensor  # type: ignore[no-any-return]
-
-
-def full(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor, gathered from all ranks where it is a ``DTensor``."""
-    from torch.distributed.tensor import DTensor
-
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

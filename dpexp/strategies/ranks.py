@@ -1,37 +1,29 @@
-"""``ddp``: DistributedDataParallel, one process (rank) per device, each with the whole model.
+"""``ddp`` and ``fsdp``: one process (rank) per device, each with its own rows of every batch.
+
+``ddp``: DistributedDataParallel. Each rank has the whole model, and only gradients travel, in buckets, while
+backward still computes those of earlier layers.
 
     rank 0: rows 0-14  --> model --> loss --backward--+                +--> optimizer
                                                       |-- all-reduce --|
     rank 1: rows 15-29 --> model --> loss --backward--+   by bucket    +--> optimizer
 
-Nothing is scattered, replicated or gathered: each rank loads its own rows, and only gradients travel,
-in buckets, while backward still computes those of earlier layers.
-
-The all-reduce averages over ranks. A rank's loss is the mean over its own rows, so it is first weighted by
-their number (by tokens or not at all, as ``--reduction`` says); a rank without rows takes part with weight 0.
-
-``fsdp``: FSDP2's ``fully_shard``, one process (rank) per device, each with a shard of every parameter.
+``fsdp``: FSDP2's ``fully_shard``. Each rank has its rows of each parameter, of its gradient and of the
+optimizer's state; it has the full parameters of a block only while the block computes.
 
     rank 0: rows 0-14  --all-gather block--> forward --free--> ... --all-gather--> backward --+
                                                                                               | reduce-scatter
     rank 1: rows 15-29 --all-gather block--> forward --free--> ... --all-gather--> backward --+
 
-A rank keeps its rows of each parameter, of its gradient and of the optimizer's state; it has the full
-parameters of a block only while the block computes. Blocks with a tied parameter are gathered together.
-Data, weights and ranks without rows are as in ``ddp``.
+Both average gradients over ranks; ``GradientSync`` weights the loss of each. A rank without rows takes part
+with weight 0.
 
 Source: Zhao et al., "PyTorch FSDP: experiences on scaling fully sharded data parallel", 2023.
-
-SyncBatchNorm: batch statistics of the rows of all ranks, which PyTorch computes on accelerators only.
-
-On the host it raises an error as soon as there is a process group: ``check_sync_batch_norm`` says so before a
-run begins. ``on_one_device`` replaces it by a plain batch norm, which computes the same where all rows are on
-one device, as those of a verification's reference are.
 """
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from operator import itemgetter
 from typing import Any, cast
 
 import torch
@@ -39,30 +31,16 @@ from torch import distributed, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from dpexp.config.errors import ConfigError, listed
 from dpexp.config.strategy_options import DdpOptions, FsdpOptions
-from dpexp.data.batch import Batch
 from dpexp.devices import HOST, physical, place
 from dpexp.strategies.base import Devices, Needs, Strategy
 from dpexp.strategies.modules import EmbeddingTable, Wrapper, check_no_hooks, matching
-from dpexp.strategies.placed import DTensorShards, GradientSync, Placed
+from dpexp.strategies.placed import GradientSync, Placed, Shards
 from dpexp.timing import Timer
 
-
-class RowWeightedSync(GradientSync):
-    """Weights the loss of a rank, by its rows say: the average over ranks is then the mean over all rows.
-
-    ``dp_size`` is the number of parts into which the ranks split the rows.
-    """
-
-    def __init__(self, dp_size: int) -> None:
-        self.dp_size = dp_size
-
-    def backward(self, loss: torch.Tensor, batch: Batch) -> None:
-        scale = batch.weight * self.dp_size
-        (loss if scale == 1 else loss * scale).backward()  # type: ignore[no-untyped-call]
+# --- ddp -------------------------------------------------------------------------------------------------
 
 
 class Ddp(Strategy):
@@ -81,7 +59,7 @@ class Ddp(Strategy):
     def place(self, model: nn.Module, devices: Devices, timer: Timer) -> Placed:
         device = devices[0] if devices else HOST
         module = ddp_module(self.compiled(place(model, device)), device, timer, self.options)
-        return Placed(module, device, device, (device,), RowWeightedSync(self.group.dp_size), timer=timer)
+        return Placed(module, device, device, (device,), GradientSync(self.group.dp_size), timer=timer)
 
 
 def ddp_module(
@@ -109,8 +87,8 @@ def ddp_module(
 class TimedDistributedDataParallel(Wrapper, DistributedDataParallel):
     """``DistributedDataParallel`` with the all-reduce of each bucket timed.
 
-    Its communication hook averages as DDP does without one. A Python hook makes steps longer and cannot be
-    removed: the first recorded step registers it.
+    A communication hook in Python makes steps longer and cannot be removed: the first recorded step
+    registers it.
     """
 
     transparent = True
@@ -122,46 +100,29 @@ class TimedDistributedDataParallel(Wrapper, DistributedDataParallel):
         self._hook: AllReduce | None = None
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        if self.timer.is_recording and self._hook is None:
-            self._set_ddp_runtime_logging_sample_rate(1)  # type: ignore[no-untyped-call]
-            self._hook = AllReduce()
-            self.register_comm_hook(self._hook, AllReduce.start)
-        if self._hook is not None:
-            self._hook.times = []
-        start = time.perf_counter_ns()
-        outputs = super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
-        if self.timer.is_recording and torch.is_grad_enabled():
-            self.timer.at_end(lambda: self._add_phases(start))
-        return outputs
+        if self.timer.is_recording:
+            if self._hook is None:
+                self._hook = AllReduce(self.device_of_rank)
+                self.register_comm_hook(self._hook, AllReduce.start)
+            self._hook.restart()
+            self.timer.at_end(self._add_phases)
+        return super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
 
-    def _add_phases(self, start: int) -> None:
-        """Add DDP's figures of the step: backward's compute, the all-reduce, and their overlap."""
-        backward = self.timer.start_ns("backward")
-        if backward is None or self.logger is None:
+    def _add_phases(self) -> None:
+        """Add the all-reduce of the step, and what of backward and of the all-reduce overlaps.
+
+        Backward has computed all gradients when it hands over the last bucket.
+        """
+        backward, device = self.timer.start_ns("backward"), self.device_of_rank
+        buckets = self._hook.times() if self._hook is not None else []
+        if backward is None or not buckets:
             return
-        self.logger.set_runtime_stats_and_log()
-        figures = self._get_ddp_logging_data()  # type: ignore[no-untyped-call]
-        zero, device = _zero_ns(figures["forward_compute_time_start"], start, backward), self.device_of_rank
-        computed = zero + figures["backward_compute_time_end"]
-        reducing, reduced = (zero + figures[f"backward_comm_time_{end}"] for end in ("start", "end"))
-        self.timer.add("backward_compute", device, backward, max(backward, computed))
-        self.timer.add("allreduce", device, reducing, reduced)
-        self.timer.add("overlap", device, reducing, max(reducing, min(reduced, computed)))
-        if physical(device) == HOST:  # on an accelerator the host's clock shows when a kernel was queued
-            for index, began, ended in sorted(self._hook.times if self._hook else ()):
-                self.timer.add(f"allreduce_bucket{index}", device, began, ended)
-
-
-def _zero_ns(forward: int, start: int, backward: int) -> int:
-    """What to add to DDP's times, those of the host's clock, for times of ``time.perf_counter_ns``.
-
-    DDP's ``forward`` began between ``start`` and ``backward``, up to a millisecond late. Where the
-    host's clock was set meanwhile, it is taken to have begun at ``start``.
-    """
-    zero = max(
-        time.perf_counter_ns() - time.time_ns() for _ in range(5)
-    )  # a pause between the two makes it less
-    return zero if start <= zero + forward <= backward else start - forward
+        first, computed = min(start for _, start, _ in buckets), max(start for _, start, _ in buckets)
+        self.timer.add("backward_compute", device, backward, computed)
+        self.timer.add("allreduce", device, first, max(end for *_, end in buckets))
+        self.timer.add("overlap", device, first, computed)
+        for index, start, end in buckets:
+            self.timer.add(f"allreduce_bucket{index}", device, start, end)
 
 
 class AllReduce:
@@ -171,24 +132,113 @@ class AllReduce:
     it, and with it the process group and gloo's threads, until after the interpreter ends.
     """
 
-    def __init__(self) -> None:
-        self.times: list[tuple[int, int, int]] = []
-        """(bucket, start, end) on ``time.perf_counter_ns``, of the latest step."""
+    def __init__(self, device: torch.device) -> None:
+        self._device = physical(device)
+        self._buckets: list[tuple[int, Any, Any]] = []
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget the buckets; the device is idle."""
+        self._buckets, self._zero_ns, self._zero = [], time.perf_counter_ns(), self._now()
 
     def start(self, bucket):  # type: ignore[no-untyped-def] # DDP refuses annotations as text
         tensor = bucket.buffer().div_(distributed.get_world_size())
+        index, start, buckets = bucket.index(), self._now(), self._buckets
         work = distributed.all_reduce(tensor, async_op=True)
         assert work is not None
-        index, start, times = bucket.index(), time.perf_counter_ns(), self.times
 
         def reduced(done: Any) -> torch.Tensor:
-            times.append((index, start, time.perf_counter_ns()))
+            buckets.append((index, start, self._now()))
             return done.value()[0]  # type: ignore[no-any-return]
 
         return work.get_future().then(reduced)
 
+    def times(self) -> list[tuple[int, int, int]]:
+        """(bucket, start, end) of the latest step, on ``time.perf_counter_ns``."""
+        return [
+            (index, self._ns(start), self._ns(end))
+            for index, start, end in sorted(self._buckets, key=itemgetter(0))
+        ]
 
-class UnitShards(DTensorShards):
+    def _now(self) -> Any:
+        """The host's clock; on an accelerator an event in the stream, since the host runs ahead of it."""
+        if self._device == HOST:
+            return time.perf_counter_ns()
+        event = torch.Event(self._device, enable_timing=True)
+        event.record()
+        return event
+
+    def _ns(self, moment: Any) -> int:
+        return moment if self._device == HOST else self._zero_ns + int(1e6 * self._zero.elapsed_time(moment))
+
+
+# --- fsdp ------------------------------------------------------------------------------------------------
+
+
+class Fsdp(Strategy):
+    """Each block is gathered and freed by itself; the parameters outside of blocks belong to the root."""
+
+    needs = Needs(devices=False)
+    options: FsdpOptions
+
+    def blocks(self, model: nn.Module) -> list[str]:
+        """The names of the submodules to shard. Raises ConfigError for one that the model does not have.
+
+        A child that changes its input in place is left to the root, since FSDP2 refuses that of a block.
+        """
+        names = matching(model, self.options.block, "--block") if list(model.children()) else ()
+        blocks = {name: model.get_submodule(name) for name in names}
+        is_named = self.options.block != FsdpOptions.block
+        return [
+            name
+            for name, each in blocks.items()
+            if list(each.parameters()) and (is_named or not _begins_in_place(each))
+        ]
+
+    def prepare(self, model: nn.Module, devices: Devices) -> None:
+        self.blocks(model)
+        check_no_hooks(model, "fsdp")
+        scalars = [name for name, each in model.named_parameters() if not (is_lazy(each) or each.dim())]
+        if scalars:
+            raise ConfigError(
+                f"fsdp splits parameters by their rows, and {listed(scalars)} is a scalar: make it a vector "
+                "of one number (torch.ones(1)), or use ddp"
+            )
+        names = [
+            name for name, each in model.named_modules() if isinstance(each, EmbeddingTable) and each.sparse
+        ]
+        if names and self.trains:
+            raise ConfigError(
+                f"fsdp reduces and scatters dense gradients, and those of {listed(names)} are sparse: "
+                "make them with sparse=False, or use ddp, or hybrid with --sparse --shard-embedding"
+            )
+
+    def place(self, model: nn.Module, devices: Devices, timer: Timer) -> Placed:
+        from torch.distributed.fsdp import (
+            FSDPModule,
+            fully_shard,
+        )  # half a second, which a launcher need not wait
+
+        device = devices[0] if devices else HOST
+        blocks = self.blocks(model)
+        place(model, device)
+        groups = groups_of_tied(model, blocks)
+        units = units_of(model, groups)
+        mesh = self.group.device_mesh(device)
+        if mesh is not None:
+            for together in groups:
+                fully_shard(together, mesh=mesh, reshard_after_forward=True)
+            fully_shard(model, mesh=mesh, reshard_after_forward=True)
+            gather: Any = AllGather(timer, device)
+            reduce: Any = ReduceScatter(timer, device)
+            for module in (each for each in model.modules() if isinstance(each, FSDPModule)):
+                module.set_custom_all_gather(gather)
+                module.set_custom_reduce_scatter(reduce)
+        sync, shards = GradientSync(self.group.dp_size), UnitShards(units)
+        return Placed(model, device, device, (device,), sync, shards, timer=timer)
+
+
+class UnitShards(Shards):
     """Each rank has its rows of every parameter; ``units`` are gathered and freed together."""
 
     def __init__(self, units: Mapping[str, str]) -> None:
@@ -239,86 +289,6 @@ def _collective(name: str) -> Callable[..., Any]:
     return found
 
 
-class _RefusesGradients(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Operators that autograd runs inside raise ConfigError, however it was called."""
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if torch._C._current_graph_task_id() != -1:
-            raise ConfigError(
-                "fsdp frees the weights of a block after its forward, and this forward computes gradients "
-                "(torch.autograd.grad, say), which needs them again: use ddp, which keeps them"
-            )
-        return func(*args, **(kwargs or {}))
-
-
-class Fsdp(Strategy):
-    """Each block is gathered and freed by itself; the parameters outside of blocks belong to the root."""
-
-    needs = Needs(devices=False)
-    options: FsdpOptions
-
-    def blocks(self, model: nn.Module) -> list[str]:
-        """The names of the submodules to shard. Raises ConfigError for one that the model does not have.
-
-        A child that changes its input in place is left to the root, since FSDP2 refuses that of a block.
-        """
-        names = matching(model, self.options.block, "--block") if list(model.children()) else ()
-        blocks = {name: model.get_submodule(name) for name in names}
-        is_named = self.options.block != FsdpOptions.block
-        return [
-            name
-            for name, each in blocks.items()
-            if list(each.parameters()) and (is_named or not _begins_in_place(each))
-        ]
-
-    def prepare(self, model: nn.Module, devices: Devices) -> None:
-        self.blocks(model)
-        check_no_hooks(model, "fsdp")
-        scalars = [name for name, each in model.named_parameters() if not (is_lazy(each) or each.dim())]
-        if scalars:
-            raise ConfigError(
-                f"fsdp splits parameters by their rows, and {listed(scalars)} is a scalar: make it a vector "
-                "of one number (torch.ones(1)), or use ddp"
-            )
-        names = [
-            name for name, each in model.named_modules() if isinstance(each, EmbeddingTable) and each.sparse
-        ]
-        if names and self.trains:
-            raise ConfigError(
-                f"fsdp reduces and scatters dense gradients, and those of {listed(names)} are sparse: "
-                "make them with sparse=False, or use ddp, or hybrid with --sparse --shard-embedding"
-            )
-
-    @contextmanager
-    def trying(self, model: nn.Module, devices: Devices) -> Iterator[None]:
-        with _RefusesGradients():  # type: ignore[no-untyped-call]
-            yield
-
-    def place(self, model: nn.Module, devices: Devices, timer: Timer) -> Placed:
-        from torch.distributed.fsdp import (
-            FSDPModule,
-            fully_shard,
-        )  # half a second, which a launcher need not wait
-
-        device = devices[0] if devices else HOST
-        blocks = self.blocks(model)
-        place(model, device)
-        groups = groups_of_tied(model, blocks)
-        units = units_of(model, groups)
-        mesh = self.group.device_mesh(device)
-        if mesh is not None:
-            for together in groups:
-                fully_shard(together, mesh=mesh, reshard_after_forward=True)
-            fully_shard(model, mesh=mesh, reshard_after_forward=True)
-            gather: Any = AllGather(timer, device)
-            reduce: Any = ReduceScatter(timer, device)
-            for module in (each for each in model.modules() if isinstance(each, FSDPModule)):
-                module.set_custom_all_gather(gather)
-                module.set_custom_reduce_scatter(reduce)
-        sync = RowWeightedSync(self.group.dp_size)
-        return Placed(model, device, device, (device,), sync, UnitShards(units), timer=timer)
-
-
 def _begins_in_place(block: nn.Module) -> bool:
     """Whether the first layer of a block works in place: that of ``Sequential(Dropout(inplace=True), …)``."""
     while isinstance(block, nn.Sequential) and len(block):
@@ -359,6 +329,9 @@ def groups_of_tied(model: nn.Module, blocks: Sequence[str]) -> list[list[nn.Modu
     return [group for group, parameters in groups if not parameters & rest]
 
 
+# --- SyncBatchNorm: statistics of the rows of all ranks, which PyTorch computes on accelerators only -----
+
+
 class OneDeviceBatchNorm(_BatchNorm):
     """Takes inputs of any number of dimensions, as SyncBatchNorm does."""
 
@@ -383,20 +356,22 @@ def check_sync_batch_norm(model: nn.Module, device: torch.device) -> None:
 
 
 def on_one_device(model: nn.Module) -> nn.Module:
-    """The model, whose SyncBatchNorm knows no other ranks."""
-    for module in model.modules():
-        if isinstance(module, nn.SyncBatchNorm):
-            cast(Any, module).__class__ = OneDeviceBatchNorm
-    return model
+    """The model, whose SyncBatchNorm is a plain batch norm: all rows are on one device."""
+    return _exchanged(model, nn.SyncBatchNorm, OneDeviceBatchNorm)
 
 
 @contextmanager
 def without_ranks(model: nn.Module) -> Iterator[None]:
     """Inside, the model computes as on one device."""
-    found = [module for module in model.modules() if isinstance(module, nn.SyncBatchNorm)]
     on_one_device(model)
     try:
         yield
     finally:
-        for module in found:
-            cast(Any, module).__class__ = nn.SyncBatchNorm
+        _exchanged(model, OneDeviceBatchNorm, nn.SyncBatchNorm)
+
+
+def _exchanged(model: nn.Module, kind: type[nn.Module], other: type[nn.Module]) -> nn.Module:
+    for module in model.modules():
+        if isinstance(module, kind):
+            cast(Any, module).__class__ = other
+    return model

@@ -23,10 +23,9 @@ batch --> block1 (devices[0]) ---+--> block2, replica 1 --+--> block3 (devices[0
 This is the function of PyTorch's tutorial, written out: read ``DataParallelCall.forward`` below.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -57,6 +56,7 @@ class ReplicaSync(GradientSync):
     """
 
     def __init__(self, module: nn.Module, devices: Devices) -> None:
+        super().__init__()
         self._devices = tuple(devices)
         self._parameters = sum(parameter.numel() for parameter in module.parameters())
         self._is_on_cpu = len(devices) > 1 and all(device.type == "cpu" for device in devices)
@@ -144,7 +144,11 @@ class _Timed(Wrapper):
 
 
 class TorchDataParallel(_Timed, nn.DataParallel[nn.Module]):
-    """``torch.nn.DataParallel``, timed."""
+    """``torch.nn.DataParallel``, timed. Raises ValueError for tensors of which it would drop rows."""
+
+    def scatter(self, inputs: Any, kwargs: Any, device_ids: Any) -> Any:
+        check_batch_sizes(inputs, kwargs or {}, self.replica_devices)
+        return super().scatter(inputs, kwargs, device_ids)
 
 
 class PortableDataParallel(_Timed, parallel.DataParallel):
@@ -237,17 +241,6 @@ class Block(Replicating):
     def parts(self, devices: Devices) -> int:
         return 1  # of the model's own inputs; ``trying`` looks at those of the blocks
 
-    @contextmanager
-    def trying(self, model: nn.Module, devices: Devices) -> Iterator[None]:
-        """Refuses a block whose inputs cannot be split by rows: a mask of all tokens, say."""
-        with ExitStack() as hooks:
-            if len(devices) > 1:
-                for name in matching(model, self.options.block, "--block"):
-                    check = partial(_check_inputs, name, devices)
-                    block = model.get_submodule(name)
-                    hooks.enter_context(block.register_forward_pre_hook(check, with_kwargs=True))
-            yield
-
     def place(self, model: nn.Module, devices: Devices, timer: Timer) -> Placed:
         first = devices[0] if devices else HOST
         place(model, first)
@@ -256,14 +249,6 @@ class Block(Replicating):
             model.set_submodule(name, block)
         sync = ReplicaSync(model, devices)
         return Placed(model, first, first, tuple(devices) or (HOST,), sync, timer=timer)
-
-
-def _check_inputs(name: str, devices: Devices, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-    """Raises ConfigError for a call whose tensors DataParallel would not split by the rows of the batch."""
-    try:
-        check_batch_sizes(args, kwargs, devices)
-    except ValueError as error:
-        raise ConfigError(f"--block {name}: {error}") from error
 
 
 class Functional(Replicating):

@@ -25,7 +25,6 @@ from dpexp.data.objective import Objective
 from dpexp.data.rng import kept_globals, seed_globals
 from dpexp.distributed.group import ProcessGroup
 from dpexp.parallel.random_layers import mark_drawing
-from dpexp.strategies import custom as sharding_rules
 from dpexp.strategies.placed import Placed
 from dpexp.training.optimizers import OptimizerFactory
 from dpexp.training.trainer import Trainer
@@ -356,7 +355,7 @@ class Proof:
             self.dtype,
             steps,
             worst,
-            [*dict.fromkeys([*self._notes, *notes, *take.notes, *sharding_rules.notes()])],
+            [*dict.fromkeys([*self._notes, *notes, *take.notes])],
             failure.worst if failure is not None else None,
             cause,
             training,

@@ -123,7 +123,7 @@ class SingleDevice:
         self._unsplit, self._chunked, module = [], None, self._module
         if mode.in_chunks:
             self._chunked, self._unsplit = self.chunks.split(module, self._begin)
-        object.__setattr__(self.trainer.placed, "module", self._chunked or module)  # it is frozen
+        self.trainer.placed.module = self._chunked or module
 
     def _begin(self, chunk: int) -> None:
         """Each chunk begins with the random numbers, and maybe with the buffers, of its rank."""

@@ -110,6 +110,6 @@ def read_by_rows(layout: Trainer, rows: Mapping[str, torch.Tensor]) -> Trainer:
     if not rows:
         return layout
     trainer, placed = copy.copy(layout), copy.copy(layout.placed)
-    object.__setattr__(placed, "shards", RowShards(placed.shards, rows))  # it is frozen
+    placed.shards = RowShards(placed.shards, rows)
     trainer.placed = placed
     return trainer

@@ -155,12 +155,6 @@ class Differential(Two):
         return torch.autograd.grad(*args, **options)
 
 
-class Imported(Differential):
-    """The same by a function that its file has imported."""
-
-    compute = staticmethod(torch.autograd.grad)
-
-
 class Reads(torch.optim.SGD):
     """Looks at the numbers of its parameters when it is made."""
 

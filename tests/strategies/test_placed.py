@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,6 @@ Update = Callable[[], object] | None
 NOTHING: AbstractContextManager[object] = nullcontext()
 
 
-@dataclass(frozen=True)
 class Watched(Placed):
     """Counts its steps, and notes every forward in training mode outside of them."""
 
@@ -36,7 +35,6 @@ class Watched(Placed):
             INSIDE.pop()
 
 
-@dataclass(frozen=True)
 class Interleaved(Placed):
     """Two micro-batches, each with its forward and backward before the next begins."""
 

@@ -12,8 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dpexp.data.batch import Batch
 from dpexp.distributed.group import ProcessGroup
-from dpexp.strategies.placed import Placed
-from dpexp.strategies.ranks import RowWeightedSync
+from dpexp.strategies.placed import GradientSync, Placed
 from dpexp.verification.made_batches import Made, Pieces, looked_up, made_batches
 from dpexp.verification.result import Result
 
@@ -148,7 +147,7 @@ def of_experts(group: ProcessGroup) -> list[Any]:
     """Whether ranks pass, and the steps; a batch of one row would leave a rank without some gradients."""
 
     def wrapped(model: nn.Module) -> Placed:
-        return on_host(DistributedDataParallel(model), RowWeightedSync(group.size))
+        return on_host(DistributedDataParallel(model), GradientSync(group.size))
 
     torch.manual_seed(0)
     pieces = Pieces(group.size)
