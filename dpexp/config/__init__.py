@@ -1,8 +1,7 @@
 """Config: the configuration of a run, validated before torch is imported or a file is written.
 
-Start reading in ``run_config``, the complete configuration, and ``strategies``, a file of options for each,
-which ``strategy_registry`` finds. ``mesh`` has names, sizes and roles of the dimensions that ranks lie along.
-``options`` makes command-line options of fields, ``factories`` has what ``--model`` and ``--data`` name,
-``errors`` describes errors in user code, ``process`` has ``DPEXP_HOME``.
-Every room may import this one; it imports no other room and not torch.
+Start reading in ``run_config``, the complete configuration, and ``strategy_options``, the options of each
+strategy. ``factories`` loads and calls what ``--model`` and its like name, ``mesh`` has the dimensions that
+ranks lie along, ``options`` makes command-line options of fields, ``errors`` has the words of messages.
+Every package may import this one; it imports no other package and not torch.
 """

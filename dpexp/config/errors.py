@@ -85,10 +85,7 @@ def shown(value: Any) -> str:
     short = reprlib.Repr()
     short.maxstring = short.maxother = short.maxlong = _MAX_NAME
     short.maxlevel = 3
-    try:
-        return short.repr(value)
-    except ValueError:  # Python refuses to write a number of thousands of digits
-        return f"a very long {type(value).__name__}"
+    return short.repr(value)
 
 
 def text_of(error: BaseException) -> str:

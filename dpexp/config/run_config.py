@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dpexp.config.errors import ConfigError, available, unknown
+from dpexp.config.errors import ConfigError, unknown
 from dpexp.config.options import Role, option, option_fields, to_json, validate
 from dpexp.config.strategy_options import STRATEGY_OPTIONS, StrategyOptions
 
@@ -129,7 +129,8 @@ class RunConfig:
     options: StrategyOptions = dataclasses.field(default_factory=dict)  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
-        _check_strategy(self.strategy)
+        if not isinstance(self.strategy, str) or self.strategy not in STRATEGY_OPTIONS:
+            raise unknown("strategy", self.strategy, STRATEGY_OPTIONS)
         object.__setattr__(self, "options", self._strategy_options())
         if not self.model:
             object.__setattr__(self, "model", STRATEGY_OPTIONS[self.strategy].default_model)
@@ -144,10 +145,10 @@ class RunConfig:
         """``options`` as an instance of the strategy's class, which validates itself."""
         wanted, options = STRATEGY_OPTIONS[self.strategy], self.options
         if isinstance(options, Mapping):
-            known = [field.name for field in option_fields(wanted)]
+            known = {field.name for field in option_fields(wanted)}
             for key in options:
                 if key not in known:
-                    raise unknown("option", key, known, f"options of {self.strategy}")
+                    raise unknown(f"option of {self.strategy}", key, option_names(self.strategy))
             return wanted(**options)
         if type(options) is not wanted:
             raise ConfigError(
@@ -164,16 +165,8 @@ class RunConfig:
     @classmethod
     def from_dict(cls, flat: Mapping[str, Any], where: str = "config") -> RunConfig:
         """The inverse of ``to_dict``. Raises ConfigError that begins with ``where``, unless that is empty."""
-        if "strategy" not in flat:
-            raise ConfigError(f"{where}: no 'strategy'; {available(STRATEGY_OPTIONS)}")
-        strategy = flat["strategy"]
-        _check_strategy(strategy, where)
-        known = option_names(strategy)
-        for key in flat:
-            if key != "strategy" and key not in known:
-                raise unknown(f"key for {strategy}", key, known, where)
-        names = {field.name for field in option_fields(cls)} | {"strategy"}
-        values = {key: value for key, value in flat.items() if key in names}
+        names = {"strategy", *(field.name for field in option_fields(cls))}
+        values = {"strategy": ""} | {key: value for key, value in flat.items() if key in names}
         options: Any = {key: value for key, value in flat.items() if key not in names}
         try:
             return cls(**values, options=options)
@@ -198,11 +191,6 @@ def known_options(recorded: Mapping[str, Any]) -> dict[str, Any]:
         return dict(recorded)
     known = {"strategy", *option_names(strategy)}
     return {name: value for name, value in recorded.items() if name in known}
-
-
-def _check_strategy(found: object, where: str = "") -> None:
-    if not isinstance(found, str) or found not in STRATEGY_OPTIONS:
-        raise unknown("strategy", found, STRATEGY_OPTIONS, where)
 
 
 def option_names(strategy: str) -> list[str]:

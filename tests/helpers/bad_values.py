@@ -46,7 +46,7 @@ TEXTS = (
     *("huber:delta=inf", "json:loads", "os:abort.x"),
     *("sys:exit", "builtins:list", "builtins:object", "math:inf", "localhost:99999999", "a..b:1", ":" * 100),
 )
-NUMBERS = (0, -1, 2**31, 2**62, 2**63, 2**64, 10**400, 1 << 20_000, -(10**30), 0.5, -0.0, 1e-320)
+NUMBERS = (0, -1, 2**31, 2**62, 2**63, 2**64, 10**400, -(10**30), 0.5, -0.0, 1e-320)
 FLOATS = (1e300, float("nan"), float("inf"), float("-inf"))
 OTHERS = (
     True,

@@ -90,24 +90,12 @@ def right(width: int = 3) -> nn.Module:
     return Model()
 
 
-def needs(width: int) -> nn.Module:
-    return right(width)
-
-
-def leaving() -> nn.Module:
-    sys.exit("no GPU here")
-
-
 class Stop(BaseException):
     """As the frameworks have them that ``except Exception`` must not catch."""
 
 
 def stopping() -> nn.Module:
     raise Stop("not today")
-
-
-def generator_exit() -> nn.Module:
-    raise GeneratorExit
 
 
 def verbose() -> nn.Module:
@@ -125,19 +113,12 @@ def wordless() -> nn.Module:
     raise WordlessError
 
 
-def raising() -> nn.Module:
-    raise KeyError("no such layer")
-
-
 def nothing() -> None:
     pass
 
 
 def a_class() -> type[nn.Module]:
     return Model
-
-
-NUMBER = 3
 
 
 # --- modules and parameters ----------------------------------------------------------------------
@@ -166,12 +147,6 @@ class Locked(Model):
         self.lock = threading.Lock()
 
 
-class Normed(Model):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4))  # type: ignore[assignment]
-
-
 class Nested(Model):
     def __init__(self) -> None:
         super().__init__()
@@ -186,14 +161,6 @@ class Nested(Model):
 # --- forward -------------------------------------------------------------------------------------
 
 
-class Counting(Model):
-    calls = 0
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.calls += 1
-        return super().forward(x)
-
-
 class Raising(Model):
     def forward(self, x: Tensor) -> Tensor:
         raise KeyError("mask")
@@ -202,11 +169,6 @@ class Raising(Model):
 class LeavingForward(Model):
     def forward(self, x: Tensor) -> Tensor:
         sys.exit(0)
-
-
-class StoppingExample(Model):
-    def example(self, samples: int, generator: torch.Generator) -> Any:
-        raise Stop("no example")
 
 
 class StoppingCopy(Model):
@@ -248,13 +210,6 @@ class Lazy(Model):
     def __init__(self) -> None:
         super().__init__()
         self.first = nn.LazyLinear(4)
-
-
-class Spectrum(Model):
-    """A Fourier transform, which does not support bfloat16."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(torch.fft.fft(x).real)
 
 
 class TwoDevices(Model):
@@ -301,18 +256,6 @@ class Words(Model):
 
     def loss(self, outputs: Any, targets: Tensor) -> Any:
         return super().loss(outputs["logits"], targets)
-
-
-class Number(Words):
-    def forward(self, x: Tensor) -> Any:
-        return {"logits": Model.forward(self, x), "rows": len(x)}
-
-
-class OtherKeys(Words):
-    """Keys that depend on the rows: they differ between replicas."""
-
-    def forward(self, x: Tensor) -> Any:
-        return {"logits": Model.forward(self, x), f"of {float(x[0, 0]):.6f}": x}
 
 
 class Scalar(Model):
@@ -366,16 +309,6 @@ class NoWayBack(Model):
 # --- loss and samples ----------------------------------------------------------------------------
 
 
-class VectorLoss(Model):
-    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        return (outputs - targets).square().mean(1)
-
-
-class NumberLoss(Model):
-    def loss(self, outputs: Tensor, targets: Tensor) -> float:
-        return 0.5
-
-
 class RaisingExample(Model):
     def example(self, samples: int, generator: torch.Generator) -> Any:
         raise OSError("no samples today")
@@ -415,10 +348,6 @@ def lost() -> Any:
     raise FileNotFoundError("image 37 is gone")
 
 
-def first_raises() -> Rows:
-    return Rows(0, lost)
-
-
 def one_raises() -> Rows:
     return Rows(37, lost)
 
@@ -431,41 +360,8 @@ def shapes_differ() -> Rows:
     return Rows(37, lambda: (torch.zeros(4), torch.zeros(2)))
 
 
-def odd_targets() -> Any:
-    return [(torch.zeros(5), {"left": 1.0}) for _ in range(60)]
-
-
-def integers() -> Any:
-    return [(torch.arange(5), torch.zeros(2)) for _ in range(60)]
-
-
 def empty() -> Any:
     return []
-
-
-class Endless(Rows):
-    def __len__(self) -> int:
-        return 2**62
-
-
-def endless() -> Endless:
-    return Endless()
-
-
-class Billion(Rows):
-    def __len__(self) -> int:
-        return 10**9
-
-    def __getitem__(self, index: int) -> Any:
-        return torch.full((5,), index / 10**9), torch.zeros(2)
-
-
-def billion() -> Billion:
-    return Billion()
-
-
-def stopping_row() -> Rows:
-    return Rows(37, stopping)
 
 
 class Stream(IterableDataset[Any]):

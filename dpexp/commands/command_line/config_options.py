@@ -29,7 +29,6 @@ OTHER_VARIABLES = ("DPEXP_HOME", "DPEXP_PARENT")
 """Environment variables with the prefix that do not set an option."""
 ALIASES = {"experiment": ["MLFLOW_EXPERIMENT_NAME"]}
 """Environment variables of other programs that set an option where ``DPEXP_<NAME>`` does not."""
-MAX_CONFIG_BYTES = 1_000_000
 
 
 def flags(options: type) -> list[str]:
@@ -109,12 +108,20 @@ def load_config(ctx: typer.Context, path: Path | None) -> Path | None:
 def read_config(path: Path, strategy: str) -> dict[str, Any]:
     """The options in a TOML, JSON or YAML file. Raises ConfigError for unknown keys and wrong values."""
     where = f"--config {path}"
+    loaders: dict[str, Callable[[str], Any]] = {
+        ".toml": tomllib.loads,
+        ".json": json.loads,
+        ".yaml": _yaml,
+        ".yml": _yaml,
+    }
+    if path.suffix not in loaders:
+        raise ConfigError(f"{where}: its name ends in '{path.suffix}', not in {', '.join(loaders)}")
+    if path.exists() and not path.is_file():
+        raise ConfigError(f"{where}: it is not a regular file")
     try:
-        values = _parse(_read(path), path.suffix)
-    except (OSError, ValueError) as error:
+        values = loaders[path.suffix](path.read_text("utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{where}: {getattr(error, 'strerror', None) or error}") from None
-    except RecursionError:
-        raise ConfigError(f"{where}: it is nested too deeply; it must hold keys and values") from None
     if not isinstance(values, dict):
         raise ConfigError(f"{where}: it must hold keys and values, found a {type(values).__name__}")
     if values.setdefault("strategy", strategy) != strategy:
@@ -124,45 +131,13 @@ def read_config(path: Path, strategy: str) -> dict[str, Any]:
     return {key: value for key, value in values.items() if key != "strategy" and value is not None}
 
 
-def _read(path: Path) -> str:
-    """The text of a file that is no larger than a config may be. Raises OSError, ValueError."""
-    size = path.stat().st_size
-    if not path.is_file() and not path.is_dir():
-        raise ValueError("it is not a regular file")
-    if size > MAX_CONFIG_BYTES:
-        raise ValueError(f"it has {size} bytes; a config has at most {MAX_CONFIG_BYTES}")
-    return path.read_bytes().decode()
-
-
-def _parse(text: str, suffix: str) -> Any:
-    if suffix == ".toml":
-        return tomllib.loads(text)
-    if suffix == ".json":
-        return json.loads(text, object_pairs_hook=_without_duplicates)
-    if suffix in (".yaml", ".yml"):
-        return _parse_yaml(text)
-    raise ValueError(f"its name ends in '{suffix}'; it must end in .toml, .json, .yaml or .yml")
-
-
-def _parse_yaml(text: str) -> Any:
+def _yaml(text: str) -> Any:
     import yaml
 
     try:
-        node = yaml.compose(text, yaml.SafeLoader)
-        if isinstance(node, yaml.MappingNode):
-            _without_duplicates([(str(key.value), value) for key, value in node.value])
         return yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise ValueError(str(error).replace("\n", " ")) from None
-
-
-def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    values: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in values:
-            raise ValueError(f"key '{key}' is given twice")
-        values[key] = value
-    return values
 
 
 def check_environment(environ: Mapping[str, str] = os.environ) -> None:
