@@ -149,12 +149,13 @@ def execute(
     if world is not None:
         end_with_launcher()
     is_recorder, users = world is None or world.rank == 0, user_run()
+    quiet = quiet or not is_recorder
     signals = SignalHandler()
     with signals.installed(is_last=is_last):
         run_id = new_run_id() if world is None else world.run_id() if is_recorder else ""
         follower = Follower.start(home(), run_id) if config.track and is_recorder else None
         try:
-            with startup_errors(JournalError, PeerError), importing_torch(quiet or not is_recorder):
+            with startup_errors(JournalError, PeerError), importing_torch(quiet):
                 prepared, journal = _begin(config, world, run_id, signals, is_last or world is not None)
         except BaseException as raised:
             if follower is not None:
@@ -162,8 +163,7 @@ def execute(
             if signals.requested and isinstance(raised, ConfigError):  # an import that a signal cut short
                 signals.terminate()
             raise
-        error = _run_engine(prepared, journal, signals, quiet or not is_recorder)
-        record, result = _finish(prepared, journal, error)
+        record, result, error = _run_engine(prepared, journal, signals, quiet)
         if is_recorder and (found := user_run()) != users:
             _warn_of_user_run(found)
         before = signals.received
@@ -204,23 +204,34 @@ def _begin(
 
 def _run_engine(
     prepared: Prepared, journal: Journal, signals: SignalHandler, quiet: bool
-) -> BaseException | None:
-    """Run the engine and write its end to the journal. Returns the error that ended it early."""
+) -> tuple[Record | None, RankResult, BaseException | None]:
+    """Run the engine, write its end, and leave the process group; the error is what ended the run early.
+
+    Every rank has the Record, unless an error ended the run.
+    """
     from dpexp.engine import passes
 
+    group = prepared.group
     with ProgressBar(hidden=quiet) as progress:
         error = signals.error_of(lambda: passes.execute(prepared, journal, progress, signals))
-    status = "finished" if error is None else "failed"
-    if error is not None:
-        error = prepared.group.root_cause(error)
-    if isinstance(error, KeyboardInterrupt | Terminated | LostContact):
-        status = "killed"
-    journal.set(status=status, ended=now(), error=error_row(error) if error else None)
+    error = group.root_cause(error) if error is not None else None
+    row = error_row(error) if error is not None else None
+    was_killed = isinstance(error, KeyboardInterrupt | Terminated | LostContact)
+    status = "finished" if row is None else "killed" if was_killed else "failed"
+    journal.set(status=status, ended=now(), error=row)
     try:
         journal.close()
     except JournalError as raised:
-        return error or raised
-    return error
+        error, row = (error, row) if error is not None else (raised, error_row(raised))
+    prepared.release()
+    record = finish(journal.path) if group.is_first else None
+    kind, message = (row["type"], row["message"]) if row is not None else ("", "")
+    result = RankResult(group.rank, status, kind, message)
+    result.write()
+    if error is None:
+        record = group.broadcast(0, record)
+        group.destroy()
+    return record, result, error
 
 
 def _warn_of_user_run(found: str) -> None:
@@ -231,29 +242,6 @@ def _warn_of_user_run(found: str) -> None:
         "Return it from --metrics instead"
     )
     print(printable(redact(text)), file=sys.stderr)
-
-
-def _finish(
-    prepared: Prepared, journal: Journal, error: BaseException | None
-) -> tuple[Record | None, RankResult]:
-    """Write the Record and the result of this rank, and leave the process group.
-
-    Every rank has the Record, unless an error ended the run.
-    """
-    prepared.release()
-    group = prepared.group
-    record = finish(journal.path) if group.is_first else None
-    result = RankResult(group.rank, "finished")
-    if error is not None:
-        row = error_row(error)
-        result = replace(result, status="failed", kind=row["type"], message=row["message"])
-    if record is not None:
-        result = replace(result, status=record.status)
-    result.write()
-    if error is None:
-        record = group.broadcast(0, record)
-        group.destroy()
-    return record, result
 
 
 def _launch_ranks(config: RunConfig, options: LaunchOptions, quiet: bool, on_record: OnRecord) -> Outcome:
