@@ -1,6 +1,6 @@
 """Training: the loop around ``Placed.step``: optimizers and their state.
 
-``trainer`` takes the steps; the ``optimizer_…`` files choose, check and make an optimizer, ``optimizers``
-joins those of a placed model. It knows no config. ``verification``, ``measurement`` and ``engine`` import it;
-it imports ``strategies`` and what lies below. Start reading in ``trainer``.
+Start reading in ``trainer``, which takes the steps. ``optimizers`` makes and checks what ``--optimizer``
+names; ``eager_optimizers`` has PyTorch's own without ``torch._dynamo``. ``preserve`` leaves a module as it
+was. ``verification``, ``measurement`` and ``engine`` import this package; it imports ``strategies`` and below.
 """
