@@ -4,6 +4,7 @@ import threading
 from collections import OrderedDict, namedtuple
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -104,6 +105,22 @@ def test_only_place_and_custom_plan_devices_of_several_kinds() -> None:
             request(strategy, "cuda:0,mps", planned=True).select()
     planned = request("place", "cuda:0,mps", planned=True).select()
     assert planned.used == (torch.device("cuda", 0), torch.device("mps", 0))
+
+
+@pytest.mark.parametrize(
+    ("strategy", "devices", "options", "message"),
+    [
+        ("ddp", "3", {}, "asks for 3 ranks a host and torchrun started 2 on this one"),
+        ("single", "auto", {}, "single is one process, and this is rank 1 of 2"),
+        ("ddp", "cpu", {"comm": "nccl"}, "--comm nccl needs a CUDA device for each rank"),
+    ],
+)
+def test_options_that_the_world_of_a_rank_contradicts_are_refused(
+    strategy: str, devices: str, options: dict[str, Any], message: str
+) -> None:
+    asked = DeviceRequest(devices, None, RunConfig(strategy, options=options).options)
+    with pytest.raises(ConfigError, match=message):
+        asked.of_rank(World(1, 2, 1, 2, "localhost", 0))
 
 
 @pytest.mark.gpu

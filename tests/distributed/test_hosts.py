@@ -1,9 +1,10 @@
 """Two hosts, as two agents of torchrun on this machine: one run, which the first rank records."""
 
+import time
 from pathlib import Path
 
 import pytest
-from launching import SCRIPT, Process, ranks_of, record, run, start_forked, until_step, wait, words
+from launching import SCRIPT, Process, record, run, start_forked, until_step, wait, words
 from servers import free_port
 
 from dpexp.record.record import Record
@@ -39,23 +40,24 @@ def test_two_hosts_compute_what_one_computes(tmp_path: Path, processes: tuple[in
     assert found["steps"]["loss"] == together["steps"]["loss"]
 
 
-def test_a_host_that_dies_ends_the_run_on_the_other(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("dies", "message"),
+    [
+        ("other", "lost contact with rank 1 on host"),
+        ("first", "the process that recorded the run was killed"),
+    ],
+)
+def test_a_host_that_dies_ends_the_run(tmp_path: Path, dies: str, message: str) -> None:
     started = agents(tmp_path, 1, 1, steps=2000)
-    first, other = sorted(started, key=lambda home: 0 not in ranks_of_until(started[home]))
-    until_step(first, 5, started[first])
-    started[other].kill()  # its ranks end with it
-    ended = wait(started[first])
-    wait(started[other])
-    assert ended.returncode == 1
-    (folder,) = (first / "runs").iterdir()
-    found = Record.load(folder)
-    assert (found.status, found.damage) == ("killed", [])
+    while not (begun := list(tmp_path.glob("host*/runs/*/journal.jsonl"))):
+        assert not any(agent.poll() for agent in started.values())
+        time.sleep(0.05)
+    hosts = {"first": started.pop(begun[0].parents[2]), "other": started.popitem()[1]}
+    until_step(begun[0].parents[2], 5, hosts["first"])
+    hosts.pop(dies).kill()  # its rank ends with it
+    (survivor,) = hosts.values()
+    assert wait(survivor).returncode == 1
+    found = Record.load(begun[0].parent)
+    assert (found.status, found.damage, len(found.steps["loss"]) >= 5) == ("killed", [], True)
     assert found.error is not None
-    assert found.error["message"].startswith("lost contact with rank 1 on host")
-
-
-def ranks_of_until(agent: Process) -> dict[int, int]:
-    """The ranks of an agent, once it has started them."""
-    while not (found := ranks_of(agent)):
-        assert agent.poll() is None
-    return found
+    assert found.error["message"].startswith(message)
