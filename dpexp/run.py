@@ -109,11 +109,11 @@ def run(
     texts = {name: value for name, value in given.items() if isinstance(value, str)}
     objects = {name: value for name, value in given.items() if name not in texts and value is not None}
     if samples := {"data", "validation"} & objects.keys():
-        from dpexp.data import user_samples
+        from dpexp.data.user_data import OwnBatches, rows_of_batch
 
         lists = {name: objects[name] for name in samples if isinstance(objects[name], list)}
-        objects |= {name: user_samples.of_batches(batches) for name, batches in lists.items()}
-        rows = user_samples.rows_of_batch(data) if "data" in objects else None
+        objects |= {name: OwnBatches(batches) for name, batches in lists.items()}
+        rows = rows_of_batch(data) if "data" in objects else None
         options = {"batch_size": rows, **options} if rows and isinstance(config, str) else options
     with live.named(objects) as names:
         complete = RunConfig.from_dict(flat | options | texts | names, where="")

@@ -246,7 +246,7 @@ def test_a_file_may_hold_its_data_in_any_form(tmp_path: Path, source: str) -> No
 def test_keys_that_the_forward_does_not_take_are_named(tmp_path: Path) -> None:
     source = "data = [{'left': torch.zeros(5), 'right': torch.zeros(5)}] * 9\nmodel = nn.Bilinear(5, 5, 2)"
     with pytest.raises(
-        ConfigError, match=r"a sample has 'left', which is not an argument .*there are input1, input2"
+        ConfigError, match=r"a batch has 'left', which is not an argument .*there are input1, input2"
     ):
         prepared(tmp_path, source, model="mine.py:model", data="mine.py:data")
 

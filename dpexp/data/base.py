@@ -7,10 +7,10 @@ from torch import Tensor, nn
 
 from dpexp.config.errors import ConfigError
 from dpexp.config.features import Features
-from dpexp.data.dataset import Dataset, TensorDataset
+from dpexp.data.dataset import Dataset, Samples
 from dpexp.data.objective import Objective
 
-Samples = tuple[tuple[Tensor, ...], Tensor]
+Columns = tuple[tuple[Tensor, ...], Tensor | None]
 """Inputs and targets in memory, the samples in dimension 0."""
 
 _KIND_NAMES = {
@@ -37,6 +37,7 @@ class Source:
     options of these names say. ``note`` says what the last ``dataset`` had to assume.
     """
 
+    name: str
     features: Features | None = None
     loss: Callable[..., Any] | None = None
     note: str = ""
@@ -45,9 +46,20 @@ class Source:
     def __init__(self, where: str) -> None:
         self.where = where
 
+    def load(self, model: nn.Module, seed: int) -> tuple[str, Columns, Columns | None]:
+        """A description of the samples, those to train on, and those held out."""
+        raise NotImplementedError
+
     def dataset(self, model: nn.Module, seed: int) -> Dataset:
         """The samples in the form that this model takes. Raises ConfigError for one that takes another."""
-        raise NotImplementedError
+        description, train, test = self.load(model, seed)
+        objective = self.objective(model)
+
+        def part(columns: Columns, test: Dataset | None) -> Dataset:
+            samples = Samples.of((self.view_for(model, columns[0]), columns[1]))
+            return Dataset(self.name, description, objective, samples, test)
+
+        return part(train, part(test, None) if test is not None else None)
 
     def objective(self, model: nn.Module) -> Objective:
         """The loss and accuracy of the model on these samples."""
@@ -58,9 +70,8 @@ class Source:
 
         Raises ConfigError for a model that takes a kind which the inputs cannot be viewed as.
         """
-        assert self.features is not None
-        kind, wanted = self.features.kind, getattr(model, "input_kind", None)
-        if wanted in (None, kind):
+        wanted = getattr(model, "input_kind", None)
+        if self.features is None or wanted in (None, kind := self.features.kind):
             return inputs
         if len(inputs) == 1 and (kind, wanted) in _VIEWS:
             return (_VIEWS[kind, wanted](inputs[0]),)
@@ -75,23 +86,3 @@ def kind_of(inputs: Tensor) -> str | None:
     if not inputs.is_floating_point():
         return "ids" if inputs.dim() <= 2 else None
     return {2: "vector", 3: "sequence", 4: "image"}.get(inputs.dim())
-
-
-class TensorSource(Source):
-    """Samples that are in memory."""
-
-    name: str
-
-    def load(self, seed: int) -> tuple[str, Samples, Samples | None]:
-        """A description of the samples, those to train on, and those held out."""
-        raise NotImplementedError
-
-    def dataset(self, model: nn.Module, seed: int) -> TensorDataset:
-        description, train, test = self.load(seed)
-        objective = self.objective(model)
-
-        def part(samples: Samples, test: Dataset | None) -> TensorDataset:
-            inputs = self.view_for(model, samples[0])
-            return TensorDataset(self.name, description, objective, test, inputs, samples[1])
-
-        return part(train, part(test, None) if test is not None else None)

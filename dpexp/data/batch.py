@@ -43,12 +43,14 @@ class Batch:
 
     def part(self, rank_rows: RankRows) -> Batch:
         """The part of this global batch that a rank computes."""
-        rows, fetched = local_rows(rank_rows, self.rows)
-        return Batch(*self._mapped(lambda tensor: tensor[fetched]), rows, self.rows)
+        local = rank_rows(self.rows)
+        rows = local.stop - local.start
+        return self.sliced(local if rows else slice(0, min(self.rows, STAND_IN_ROWS)), rows)
 
-    def sliced(self, rows: slice) -> Batch:
-        """These rows of the global batch."""
-        return self.part(lambda _: rows)
+    def sliced(self, rows: slice, counted: int | None = None) -> Batch:
+        """These rows of the global batch, of which so many count."""
+        found = self._mapped(lambda tensor: tensor[rows])
+        return Batch(*found, rows.stop - rows.start if counted is None else counted, self.rows)
 
     def chosen(self, numbers: Sequence[int]) -> Batch:
         """These rows as a global batch of its own, in new memory; numbers beyond the last row begin anew."""
@@ -56,10 +58,14 @@ class Batch:
         inputs, targets = self._mapped(lambda tensor: tensor.index_select(0, index), torch.clone)
         return Batch(inputs, targets, len(index), len(index))
 
+    def changed(self, change: Change) -> Batch:
+        """The batch with every tensor changed to one of the same rows."""
+        inputs, targets = tensors.map_tensors(change, (self.inputs, self.targets))
+        return replace(self, inputs=inputs, targets=targets)
+
     def copied(self) -> Batch:
         """The batch in memory of its own: a forward may write to its inputs, and a loss to its targets."""
-        inputs, targets = self._mapped(torch.clone, torch.clone)
-        return replace(self, inputs=inputs, targets=targets)
+        return self.changed(torch.clone)
 
     def whole(self) -> dict[str, str]:
         """{path: shape} of the tensors that have no rows to split; those of one row broadcast, and have."""
@@ -83,19 +89,6 @@ class Batch:
                 "not split rows, as single, takes it as it is"
             )
 
-    @classmethod
-    def joined(cls, parts: Sequence[Batch]) -> Batch | None:
-        """The global batch of these parts; None where their tensors have other shapes, as padded apart."""
-        parts = [replace(part, share=None) for part in parts if part.rows]
-        if len(parts) == 1:
-            return parts[0]
-        columns = [*zip(*(tensors.walk((each.inputs, each.targets)) for each in parts), strict=True)]
-        if any(len({tensor.shape[1:] for tensor in column}) > 1 for column in columns):
-            return None
-        whole = iter([torch.cat(c) if parts[0]._has_rows(c[0]) else c[0] for c in columns])
-        inputs, targets = tensors.map_tensors(lambda _: next(whole), (parts[0].inputs, parts[0].targets))
-        return cls(inputs, targets, parts[0].global_rows, parts[0].global_rows)
-
     def _mapped(
         self, change: Change, change_whole: Change = lambda tensor: tensor
     ) -> tuple[tuple[Any, ...], Any]:
@@ -109,10 +102,3 @@ class Batch:
 
     def _has_rows(self, tensor: torch.Tensor) -> bool:
         return tensor.dim() > 0 and not tensor.is_nested and len(tensor) == self.rows
-
-
-def local_rows(rank_rows: RankRows, global_rows: int) -> tuple[int, slice]:
-    """How many rows of a global batch a rank computes, and the rows to fetch: these or a stand-in."""
-    local = rank_rows(global_rows)
-    rows = local.stop - local.start
-    return rows, local if rows else slice(0, min(global_rows, STAND_IN_ROWS))

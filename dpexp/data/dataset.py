@@ -1,120 +1,123 @@
-"""Dataset: samples in batches of a seeded order, and the loss and accuracy of a model on them."""
+"""Dataset: the global batches of each epoch, the held-out part, and the loss of a model on them."""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from itertools import islice
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from dpexp import tensors
-from dpexp.data.batch import Batch, RankRows, local_rows
+from dpexp.data.batch import Batch
 from dpexp.data.objective import Objective
-from dpexp.data.rng import epoch_order
+from dpexp.data.rng import apart, epoch_order, generator
+from dpexp.data.user_batch import as_batch
+
+DIGESTED = 10, 100
+"""The digest is computed over so many batches of so many samples."""
+
+
+class Epochs(Protocol):
+    """What gives the batches of each epoch, in any form that ``as_batch`` knows."""
+
+    @property
+    def samples(self) -> int:
+        """How many samples an epoch has."""
+
+    def rows(self, batch_size: int) -> dict[int, int]:
+        """{rows: how many batches of an epoch have so many}; those of the last batch come last."""
+
+    def batches(self, batch_size: int, seed: int, epoch: int, shuffle: bool) -> Iterator[Any]:
+        """The batches of one epoch, which depend on seed and epoch only."""
+
+    def note(self, batch_size: int) -> str:
+        """What of the options is not used; empty where all is."""
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Samples by number, each once an epoch, in batches of ``--batch-size``; the last may have fewer rows.
+
+    ``fetch`` gives the batch of some numbers; ``draws`` says that it may draw random numbers.
+    """
+
+    samples: int
+    fetch: Callable[[Tensor], Any]
+    draws: bool = False
+
+    @classmethod
+    def of(cls, columns: Any) -> Samples:
+        """Those of a pytree of tensors with the samples in dimension 0."""
+        count = len(next(tensors.walk(columns)))
+        # ``tensor[indices]`` would wake all intra-op threads for a small batch, for twice the time
+        return cls(count, lambda rows: tensors.map_tensors(lambda each: each.index_select(0, rows), columns))
+
+    def rows(self, batch_size: int) -> dict[int, int]:
+        full, rest = divmod(self.samples, batch_size)
+        return {rows: count for rows, count in ((batch_size, full), (rest, 1)) if rows and count}
+
+    def batches(self, batch_size: int, seed: int, epoch: int, shuffle: bool) -> Iterator[Any]:
+        order = epoch_order(self.samples, seed, epoch) if shuffle else None
+        ends = ((at, min(at + batch_size, self.samples)) for at in range(0, self.samples, batch_size))
+        numbers = (torch.arange(*each) if order is None else order[slice(*each)] for each in ends)
+        found = map(self.fetch, numbers)
+        return apart(found, epoch_seed(seed, epoch)) if self.draws else found
+
+    def note(self, batch_size: int) -> str:
+        return ""
 
 
 @dataclass(eq=False, repr=False)
 class Dataset:
-    """Samples in batches. ``test`` is the held-out part."""
+    """What a run trains on: global batches, which are the same on every rank. ``test`` is held out.
+
+    ``forward`` is the signature of the model's forward, which the keys of a batch fit.
+    """
 
     name: str
     description: str
     objective: Objective
-    test: Dataset | None
-
-    @property
-    def samples(self) -> int:
-        """The number of samples of an epoch."""
-        raise NotImplementedError
-
-    def fetch(self, indices: Tensor) -> tuple[tuple[Any, ...], Any]:
-        """Inputs and targets of these samples."""
-        raise NotImplementedError
-
-    def digest_input(self) -> Iterator[Tensor]:
-        """The tensors that the digest is computed over."""
-        raise NotImplementedError
-
-    def batch_rows(self, batch_size: int, seed: int) -> dict[int, int]:
-        """{rows: how many batches of an epoch have so many}, the full ones first. Raises ConfigError."""
-        full, rest = divmod(self.samples, batch_size)
-        return {rows: count for rows, count in ((batch_size, full), (rest, 1)) if rows and count}
-
-    def drawn(self, seed: int) -> str:
-        """What the user's code draws for the first epoch, as text, which ranks must agree on."""
-        return ""
-
-    @property
-    def has_own_batches(self) -> bool:
-        """Whether the user's code makes the batches, of any sizes in any order."""
-        return False
-
-    def note(self, batch_size: int) -> str:
-        """What of the user's data is not used as it is; empty where all is."""
-        return ""
-
-    def to(self, dtype: torch.dtype) -> Dataset:
-        """The same samples with floating-point inputs and targets of this type; ids keep their type."""
-        return self
+    epochs: Epochs
+    test: Dataset | None = None
+    forward: inspect.Signature | None = None
+    dtype: torch.dtype | None = None
 
     def batches(
-        self,
-        batch_size: int,
-        *,
-        seed: int = 0,
-        epoch: int = 0,
-        shuffle: bool = True,
-        first: int = 0,
-        rank_rows: RankRows = lambda rows: slice(0, rows),
+        self, batch_size: int, *, seed: int = 0, epoch: int = 0, shuffle: bool = True
     ) -> Iterator[Batch]:
-        """The batches of one epoch from number ``first`` on; the last one may have fewer rows.
+        """The global batches of one epoch, in the order of seed and epoch or, for samples, unshuffled.
 
-        The order depends on seed and epoch only. Only the rows that ``rank_rows`` gives are fetched.
+        Floating-point tensors have the type of the data set, if it has one. Raises ConfigError.
         """
-        for indices in self.batch_indices(batch_size, seed, epoch, first=first, shuffle=shuffle):
-            rows, fetched = local_rows(rank_rows, len(indices))
-            yield Batch(*self.fetch(indices[fetched]), rows, len(indices))
+        for values in self.epochs.batches(batch_size, seed, epoch, shuffle):
+            batch = as_batch(values, self.forward, f"--data {self.name}")
+            yield batch if self.dtype is None else batch.changed(partial(tensors.cast, dtype=self.dtype))
 
-    def batch_indices(
-        self, batch_size: int, seed: int, epoch: int, *, first: int, shuffle: bool
-    ) -> Iterator[Tensor]:
-        """The samples of each batch of an epoch, from number ``first`` on."""
-        order = epoch_order(self.samples, seed, epoch) if shuffle else None
-        for start in range(first * batch_size, self.samples, batch_size):
-            end = min(start + batch_size, self.samples)
-            yield torch.arange(start, end) if order is None else order[start:end]
+    def to(self, dtype: torch.dtype) -> Dataset:
+        """The same with floating-point inputs and targets of this type; ids keep their type."""
+        return replace(self, dtype=dtype, test=self.test and self.test.to(dtype))
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 over types, shapes and bytes of the samples; computed on first use."""
-        return tensors.digest(self.digest_input())
+        """SHA-256 over types, shapes and bytes of the first samples, and how many there are."""
+        count, rows = DIGESTED
+
+        def digested() -> Iterator[Tensor]:
+            covered = 0
+            for batch in islice(self.batches(rows, shuffle=False), count):
+                covered += batch.rows
+                yield from tensors.walk((batch.inputs, batch.targets))
+            if covered < self.epochs.samples:
+                yield torch.tensor(self.epochs.samples)
+
+        return tensors.digest(digested())
 
 
-@dataclass(eq=False, repr=False)
-class TensorDataset(Dataset):
-    """Samples in memory: ``inputs`` and ``targets``, if there are any, have them in dimension 0."""
-
-    inputs: tuple[Tensor, ...]
-    targets: Tensor | None
-
-    @property
-    def samples(self) -> int:
-        return len(self.inputs[0])
-
-    def fetch(self, indices: Tensor) -> tuple[tuple[Tensor, ...], Tensor | None]:
-        # ``tensor[indices]`` would wake all intra-op threads for a small batch, for twice the time
-        targets = None if self.targets is None else self.targets.index_select(0, indices)
-        return tuple(tensor.index_select(0, indices) for tensor in self.inputs), targets
-
-    def digest_input(self) -> Iterator[Tensor]:
-        yield from tensors.walk((self.inputs, self.targets))
-
-    def to(self, dtype: torch.dtype) -> TensorDataset:
-        inputs, targets = tensors.cast((self.inputs, self.targets), dtype)
-        return dataclasses.replace(
-            self, inputs=inputs, targets=targets, test=self.test and self.test.to(dtype)
-        )
+def epoch_seed(seed: int, epoch: int) -> int:
+    """The seed of what the data draws in an epoch."""
+    return generator(seed, f"data of epoch {epoch}").initial_seed()

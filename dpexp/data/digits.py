@@ -5,22 +5,23 @@ Repository, 1998 (its test part).
 """
 
 import torch
+from torch import nn
 
 from dpexp.config.features import Features
-from dpexp.data.base import Samples, TensorSource
+from dpexp.data.base import Columns, Source
 from dpexp.data.rng import generator
 
 TRAIN = 1437
 """Images to train on; the other 360 are held out. The split does not depend on the run's seed."""
 
 
-class DigitsSource(TensorSource):
+class DigitsSource(Source):
     """Images ``(1, 8, 8)`` and their digit; the values (0 to 16 in the files) have mean 0, variance 1."""
 
     name = "digits"
     features = Features("image", (1, 8, 8), classes=10, stepwise=False)
 
-    def load(self, seed: int) -> tuple[str, Samples, Samples]:
+    def load(self, model: nn.Module, seed: int) -> tuple[str, Columns, Columns]:
         from sklearn.datasets import load_digits
 
         bundled = load_digits()

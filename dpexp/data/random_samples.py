@@ -7,8 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from dpexp.config.errors import ConfigError, as_config_error, plural
-from dpexp.data.base import Samples, Source
-from dpexp.data.dataset import TensorDataset
+from dpexp.data.base import Columns, Source
 from dpexp.data.rng import generator
 from dpexp.tensors import shapes
 
@@ -19,26 +18,26 @@ _FIRST = (nn.Linear, nn.Embedding, nn.EmbeddingBag, nn.Conv1d, nn.Conv2d, nn.Con
 class RandomSource(Source):
     """``random:samples=100,shape=3x32x32``. The same seed and model give the same samples."""
 
+    name = "random"
+
     def __init__(self, where: str, samples: int = 100, shape: str = "") -> None:
         super().__init__(where)
         self.samples = samples
         self.shape = _parsed(shape, where) if shape else None
 
-    def dataset(self, model: nn.Module, seed: int) -> TensorDataset:
+    def load(self, model: nn.Module, seed: int) -> tuple[str, Columns, None]:
         example, name = getattr(model, "example", None), type(model).__name__
         if self.shape is not None or not callable(example):
             return self._without_targets(model, seed)
         with as_config_error(f"{self.where}: {name}.example"):
             returned = example(self.samples, generator(seed, "random samples"))
-        inputs, targets = self._check(returned, name)
-        description = f"{self.samples} random samples for {name}, seed {seed}"
-        return TensorDataset("random", description, self.objective(model), None, inputs, targets)
+        columns = self._check(returned, name)
+        return f"{self.samples} random samples for {name}, seed {seed}", columns, None
 
-    def _without_targets(self, model: nn.Module, seed: int) -> TensorDataset:
+    def _without_targets(self, model: nn.Module, seed: int) -> tuple[str, Columns, None]:
         """Inputs for the model's first layer; ids where that is an embedding."""
-        name, layer = next(
-            ((name, each) for name, each in model.named_modules() if isinstance(each, _FIRST)), ("", None)
-        )
+        layers = ((name, each) for name, each in model.named_modules() if isinstance(each, _FIRST))
+        name, layer = next(layers, ("", None))
         shape = self.shape if self.shape is not None else self._inferred(name, layer)
         rng = generator(seed, "random samples")
         if isinstance(layer, nn.Embedding | nn.EmbeddingBag):
@@ -46,12 +45,10 @@ class RandomSource(Source):
             kind = f"ids below {layer.num_embeddings}"
         else:
             inputs, kind = torch.randn(self.samples, *shape, generator=rng), "numbers"
-        objective = self.objective(model)
         origin = "" if self.shape is not None else f", as its first layer {name or 'itself'} takes"
         made = f"random {kind} of shape {shape}{origin}"
-        self.note = f"{made}; {objective.without_targets}"
-        description = f"{plural(self.samples, 'sample')}, {made}, seed {seed}"
-        return TensorDataset("random", description, objective, None, (inputs,), None)
+        self.note = f"{made}; {self.objective(model).without_targets}"
+        return f"{plural(self.samples, 'sample')}, {made}, seed {seed}", ((inputs,), None), None
 
     def _inferred(self, name: str, layer: nn.Module | None) -> tuple[int, ...]:
         """The shape of a sample that the layer takes. Raises ConfigError where it does not say."""
@@ -70,7 +67,7 @@ class RandomSource(Source):
             "data, as --data digits or --data package.module:factory"
         )
 
-    def _check(self, returned: Any, name: str) -> Samples:
+    def _check(self, returned: Any, name: str) -> Columns:
         if isinstance(returned, tuple) and len(returned) == 2:
             inputs = returned[0] if isinstance(returned[0], tuple) else (returned[0],)
             tensors = (*inputs, returned[1])

@@ -8,6 +8,7 @@ import pickle
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from dpexp.config.errors import ConfigError
 
+_T = TypeVar("_T")
 MAX_SAMPLES = 10**8
 """The order of an epoch is in memory: 8 bytes a sample."""
 
@@ -25,36 +27,6 @@ def generator(seed: int, purpose: str) -> torch.Generator:
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
 
 
-def seed_globals(seed: int) -> None:
-    """Seed the global generators that user code draws from: those of torch, Python and NumPy."""
-    torch.manual_seed(seed)
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-
-
-def random_state() -> bytes:
-    """That of the global generators of the host; of equal ones the next numbers are equal."""
-    return pickle.dumps((torch.get_rng_state().numpy(), random.getstate(), np.random.get_state()))
-
-
-def set_random_state(state: bytes) -> None:
-    """The inverse of ``random_state``."""
-    of_torch, of_python, of_numpy = pickle.loads(state)
-    torch.set_rng_state(torch.from_numpy(of_torch))
-    random.setstate(of_python)
-    np.random.set_state(of_numpy)
-
-
-@contextmanager
-def kept_globals() -> Iterator[None]:
-    """Restore the global generators of the host at the end."""
-    state = random_state()
-    try:
-        yield
-    finally:
-        set_random_state(state)
-
-
 def epoch_order(samples: int, seed: int, epoch: int) -> Tensor:
     """The samples of one epoch in their order, each once. Raises ConfigError for too many."""
     if samples > MAX_SAMPLES:
@@ -62,3 +34,59 @@ def epoch_order(samples: int, seed: int, epoch: int) -> Tensor:
             f"--data: the data set has {samples} samples, and an epoch can have at most {MAX_SAMPLES}"
         )
     return torch.randperm(samples, generator=generator(seed, f"order of epoch {epoch}"))
+
+
+# --- the global generators of the host: those of torch, Python and NumPy ---
+
+
+def seed_globals(seed: int) -> None:
+    """Seed the generators that user code draws from."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+
+
+def random_state() -> bytes:
+    """That of the generators; of equal ones the next numbers are equal."""
+    return pickle.dumps(_states())
+
+
+def set_random_state(state: bytes) -> None:
+    """The inverse of ``random_state``."""
+    _restore(pickle.loads(state))
+
+
+def _states() -> tuple[Any, ...]:
+    return torch.get_rng_state().numpy(), random.getstate(), np.random.get_state()
+
+
+def _restore(states: tuple[Any, ...]) -> None:
+    torch.set_rng_state(torch.from_numpy(states[0]))
+    random.setstate(states[1])
+    np.random.set_state(states[2])
+
+
+@contextmanager
+def kept_globals() -> Iterator[None]:
+    """Restore the generators at the end."""
+    states = _states()
+    try:
+        yield
+    finally:
+        _restore(states)
+
+
+def apart(found: Iterator[_T], seed: int) -> Iterator[_T]:
+    """What the iterator gives: it draws as if the generators were its own, and had begun with the seed."""
+    with kept_globals():
+        seed_globals(seed)
+        states = _states()
+    end = object()
+    while True:
+        with kept_globals():
+            _restore(states)
+            each: Any = next(found, end)
+            states = _states()
+        if each is end:
+            return
+        yield each

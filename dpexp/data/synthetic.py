@@ -1,11 +1,11 @@
 """Synthetic samples: inputs from a seeded generator, targets from a ground truth that can be learned."""
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from dpexp.config.errors import plural
 from dpexp.config.features import PADDING, Features
-from dpexp.data.base import Samples, TensorSource
+from dpexp.data.base import Columns, Source
 from dpexp.data.rng import generator
 
 _LOW = (1 << 32) - 1
@@ -13,18 +13,18 @@ DECAY = 0.7
 """The fraction of the hidden state that remains after a step."""
 
 
-class SyntheticSource(TensorSource):
+class SyntheticSource(Source):
     """Training and test samples have the same ground truth; a fifth as many are held out."""
 
     samples: int
     description: str
 
-    def load(self, seed: int) -> tuple[str, Samples, Samples]:
+    def load(self, model: nn.Module, seed: int) -> tuple[str, Columns, Columns]:
         train = self.draw(self.samples, seed, generator(seed, f"{self.name}: train"))
         test = self.draw(max(1, self.samples // 5), seed, generator(seed, f"{self.name}: test"))
         return f"{self.description}, seed {seed} (train)", train, test
 
-    def draw(self, samples: int, seed: int, rng: torch.Generator) -> Samples:
+    def draw(self, samples: int, seed: int, rng: torch.Generator) -> Columns:
         """So many samples; ``seed`` is that of the ground truth."""
         raise NotImplementedError
 
@@ -45,7 +45,7 @@ class SequencesSource(SyntheticSource):
         self.description = f"{plural(samples, 'sequence')} of 1 to {plural(length, 'step')}"
         self.features: Features = Features("sequence", (length, width), classes=classes, stepwise=True)
 
-    def draw(self, samples: int, seed: int, rng: torch.Generator) -> Samples:
+    def draw(self, samples: int, seed: int, rng: torch.Generator) -> Columns:
         length, width = self.features.shape
         lengths = torch.randint(1, length + 1, (samples,), generator=rng)
         padding = torch.arange(length) >= lengths.unsqueeze(1)
@@ -93,7 +93,7 @@ class ClicksSource(SyntheticSource):
         self.description = f"{plural(samples, 'sample')} of {plural(tables, 'id')} below {rows}"
         self.features: Features = Features("clicks", (dense,), vocabulary=rows, tables=tables)
 
-    def draw(self, samples: int, seed: int, rng: torch.Generator) -> Samples:
+    def draw(self, samples: int, seed: int, rng: torch.Generator) -> Columns:
         dense = torch.randn(samples, *self.features.shape, generator=rng)
         ids = power_law((samples, self.tables), self.rows, self.skew, rng)
         probability = true_logits(dense, ids, seed).sigmoid()

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,13 +12,11 @@ from torch import Tensor, nn
 from dpexp.config.errors import ConfigError, no_file, plural
 from dpexp.config.features import Features
 from dpexp.data.base import Source
-from dpexp.data.dataset import Dataset
+from dpexp.data.dataset import Dataset, Samples
 
 _Bytes = np.ndarray[tuple[int], np.dtype[np.uint8]]
 
 BYTES = 256
-_CHUNK = 1 << 24
-"""Bytes that are in memory at once while the digest is computed."""
 SUFFIXES = (".txt", ".md", ".rst", ".py", ".csv", ".json", ".html", ".xml", ".tex", ".org", ".log")
 """The text files of a folder; a file that the user names may have any suffix."""
 
@@ -50,35 +47,21 @@ class TextSource(Source):
             raise ConfigError(f"{self.where}: no text file in {self.path} (looked for {' '.join(SUFFIXES)})")
         return sorted(files)
 
-    def dataset(self, model: nn.Module, seed: int) -> TextDataset:
+    def dataset(self, model: nn.Module, seed: int) -> Dataset:
         self.view_for(model)
         parts = [np.memmap(file, dtype=np.uint8, mode="r") for file in self.files if file.stat().st_size]
         text: _Bytes = np.asarray(parts[0]) if len(parts) == 1 else np.concatenate(parts)
         files = plural(len(self.files), "file")
         description = f"{plural(len(text), 'byte')} of {self.path} ({files}), {self.length} a sample"
-        return TextDataset("text", description, self.objective(model), None, text, self.length)
+        samples = Samples((len(text) - 1) // self.length, partial(windows, text, self.length))
+        return Dataset("text", description, self.objective(model), samples)
 
 
-@dataclass(eq=False, repr=False)
-class TextDataset(Dataset):
-    """Windows of ``length`` bytes that follow one another without overlap.
+def windows(text: _Bytes, length: int, numbers: Tensor) -> tuple[Tensor, Tensor]:
+    """Windows of ``length`` bytes that follow one another without overlap, and the same one byte further on.
 
-    The text stays as bytes, mapped from the disk when it is one file; only a batch becomes int64:
-    inputs and targets ``(batch, length)``, the targets one byte further on.
+    The text stays as bytes, mapped from the disk when it is one file; only a batch becomes int64.
     """
-
-    text: _Bytes
-    length: int
-
-    @property
-    def samples(self) -> int:
-        return (len(self.text) - 1) // self.length
-
-    def fetch(self, indices: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
-        positions = indices.numpy()[:, np.newaxis] * self.length + np.arange(self.length + 1)
-        ids = torch.from_numpy(self.text[positions]).long()
-        return (ids[:, :-1],), ids[:, 1:]
-
-    def digest_input(self) -> Iterator[Tensor]:
-        for start in range(0, len(self.text), _CHUNK):
-            yield torch.from_numpy(self.text[start : start + _CHUNK].copy())
+    positions = numbers.numpy()[:, np.newaxis] * length + np.arange(length + 1)
+    ids = torch.from_numpy(text[positions]).long()
+    return ids[:, :-1], ids[:, 1:]

@@ -1,166 +1,175 @@
-"""User data: ``--data package.module:name``, a map-style dataset, a loader or tensors, or what makes one."""
+"""User data: what ``--data FILE.py:NAME`` or ``dpexp.run(data=...)`` gives, as the batches of each epoch.
+
+tensors, a map-style data set      samples, in batches of --batch-size, shuffled by --seed
+a DataLoader, an iterable          its own batches, as it gives them
+a tuple of two of these            data to train on and data to test on
+"""
 
 from __future__ import annotations
 
-import dataclasses
-import inspect
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import IterableDataset, default_collate
+from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from dpexp import tensors
 from dpexp.config.errors import ConfigError, as_config_error, plural
 from dpexp.config.factories import Factory
 from dpexp.config.features import Features
 from dpexp.data.base import Source, kind_of
-from dpexp.data.dataset import Dataset
-from dpexp.data.user_samples import (
-    MapStyle,
-    forward_signature,
-    map_style,
-    problem,
-    split,
-    train_and_test,
-)
-
-DIGESTED = 10_000
-"""The digest is computed over at most so many samples, evenly spaced."""
+from dpexp.data.dataset import Dataset, Samples
+from dpexp.data.stream import Stream
+from dpexp.data.user_batch import as_batch, forward_signature
 
 
 class UserSource(Source):
-    """A map-style dataset, a loader, tensors ``(x, y)`` or ``((x, z), y)``, or two of these.
+    """What the name stands for, or what that returns.
 
-    Two are one to train and one to test on. It is what the name stands for, or what that returns.
-    ``user_samples`` has the forms of a sample. If a data set has an attribute ``features`` (a
-    ``dpexp.config.features.Features``), models are built for that.
+    If the data has an attribute ``features`` (a ``dpexp.config.features.Features``), models are built for
+    that, else for the first sample.
     """
 
     def __init__(self, factory: Factory) -> None:
         super().__init__(factory.where)
-        self.name = factory.target
-        found = factory.load(objects=True)
+        self.name, found, make = factory.target, factory.load(objects=True), None
         if callable(found):
-            found = factory.call(found)
+            make = partial(factory.call, found)
+            found = make()
         else:
             factory.check_no_options(found)
         what = f"{self.where}: {self.name}"
-        train, test = train_and_test(found, what)
-        self.train = map_style(train, what)
-        self.test = map_style(test, what) if test is not None else None
-        for part in filter(None, (self.train, self.test)):
-            self._check(part)
-        self.features = _features(self.train.dataset)
+        parts = found if _is_train_and_test(found, what) else (found,)
+        self.parts = [_epochs(part, make if part is found else None, what) for part in parts]
+        self.first = as_batch(next(self.parts[0].batches(1, 0, 0, False)), what=what)
+        given = getattr(getattr(parts[0], "dataset", parts[0]), "features", None)
+        self.features = given if isinstance(given, Features) else self._features()
 
-    def dataset(self, model: nn.Module, seed: int) -> UserDataset:
-        def part(name: str, of: MapStyle, test: Dataset | None) -> UserDataset:
-            description = f"{name}: {plural(len(of.dataset), 'sample')}"
-            return UserDataset(name, description, objective, test, of, forward)
-
+    def dataset(self, model: nn.Module, seed: int) -> Dataset:
         objective, forward = self.objective(model), forward_signature(model)
-        if split(self.train.first)[1] is None:
-            self.note = objective.without_targets
-        held_out = part(self.name + " (test)", self.test, None) if self.test is not None else None
-        return part(self.name, self.train, held_out)
+        self.note = objective.without_targets if self.first.targets is None else ""
 
-    def _check(self, part: MapStyle) -> None:
-        dataset = part.dataset
-        is_map_style = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
-        if isinstance(dataset, IterableDataset) or not is_map_style:
+        def part(name: str, epochs: Samples | Stream, test: Dataset | None = None) -> Dataset:
+            description = f"{name}: {plural(epochs.samples, 'sample')}"
+            return Dataset(name, description, objective, epochs, test, forward)
+
+        train, *others = self.parts
+        return part(self.name, train, *(part(f"{self.name} (test)", each) for each in others))
+
+    def _features(self) -> Features | None:
+        """Those of a sample, where it has one input of a known kind."""
+        inputs, targets = self.first.inputs, self.first.targets
+        kind = kind_of(inputs[0]) if len(inputs) == 1 and isinstance(inputs[0], Tensor) else None
+        is_regression = isinstance(targets, Tensor) and targets.is_floating_point() and targets.dim() == 2
+        values = targets.shape[1] if is_regression else None
+        return None if kind is None else Features(kind, tuple(inputs[0].shape[1:]), targets=values)
+
+
+class OwnBatches:
+    """A list of batches, each a copy every time: a model may write to its inputs. Raises ConfigError."""
+
+    def __init__(self, batches: list[Any]) -> None:
+        if batches and (shapes := _unequal_rows(batches[0])):
             raise ConfigError(
-                f"{self.where}: {self.name} gives a {type(dataset).__name__}; it must give a map-style "
-                "dataset, with __len__ and __getitem__, a DataLoader of one, tensors (x, y), or a tuple of "
-                "two: to train and to test"
+                f"data: batch 0 has tensors of the shapes {shapes}. A list holds batches, with equally many "
+                "rows in dimension 0 of each tensor; give single samples as a torch.utils.data.Dataset"
             )
-        with as_config_error(f"{self.where}: len of {self.name}"):
-            samples = len(dataset)
-        if samples == 0:
-            raise ConfigError(f"{self.where}: the dataset of {self.name} is empty")
-        with as_config_error(f"{self.where}: sample 0 of {self.name}"):
-            sample = part.first
-        if wrong := problem(sample):
-            joined = ", as its collate_fn returns it," if part.collate is not default_collate else ""
-            raise ConfigError(f"{self.where}: sample 0 of {self.name}{joined} {wrong}")
+        self._batches = batches
+
+    def __iter__(self) -> Iterator[Any]:
+        return (tensors.map_tensors(torch.clone, each) for each in self._batches)
 
 
-def _features(dataset: Any) -> Features | None:
-    """The dataset's attribute ``features``, or else those of its first sample."""
-    given = getattr(dataset, "features", None)
-    if isinstance(given, Features):
-        return given
-    found, target = split(dataset[0])
-    if len(found) != 1 or not isinstance(found[0], Tensor):
-        return None
-    (inputs,) = found
-    kind = kind_of(inputs.unsqueeze(0))
-    if kind is None:
-        return None
-    is_regression = isinstance(target, Tensor) and target.is_floating_point() and target.dim() == 1
-    return Features(kind, tuple(inputs.shape), targets=len(target) if is_regression else None)
+def rows_of_batch(data: Any) -> int | None:
+    """The rows of a batch of a loader or a list, or of the first of two; None where there are no batches."""
+    data = data[0] if isinstance(data, tuple) and data and isinstance(data[0], DataLoader) else data
+    if isinstance(data, DataLoader):
+        return data.batch_size
+    first = next(tensors.walk(data[0]), None) if isinstance(data, list) and data else None
+    return len(first) if first is not None and first.dim() else None
 
 
-@dataclass(eq=False, repr=False)
-class UserDataset(Dataset):
-    """The samples of the user's map-style dataset, fetched when needed, in the order of its loader."""
+def _epochs(value: Any, make: Callable[[], Any] | None, what: str) -> Samples | Stream:
+    """The epochs of a part of the data; ``make`` makes it anew. Raises ConfigError for another form."""
+    if _is_arrays(value):
+        with as_config_error(f"{what}: making tensors of its arrays"):
+            columns = _tensors(value)
+        if shapes := _unequal_rows(columns):
+            text = "each must have the samples in dimension 0, equally many"
+            raise ConfigError(f"{what} gives tensors of the shapes {shapes}: {text}")
+        return Samples.of(columns)
+    if isinstance(value, Iterator) and make is not None:
+        return Stream(make, what)
+    is_other = isinstance(value, IterableDataset | Iterator | tuple | Mapping | str)
+    if hasattr(value, "__len__") and hasattr(value, "__getitem__") and not is_other:
+        with as_config_error(f"{what}: its len"):
+            count = len(value)
+        if not count:
+            raise ConfigError(f"{what} is empty")
+        return Samples(count, partial(_joined, value, what), draws=True)
+    if isinstance(value, Iterable) and not is_other:
+        return Stream(lambda: value, what)
+    kind = type(value).__name__
+    if isinstance(value, Iterator):
+        text = "which can be iterated over only once: give the function that makes it"
+        raise ConfigError(f"{what} gives a {kind}, {text}")
+    raise ConfigError(
+        f"{what} gives a {kind}; it must give tensors (x, y), ((x, z), y) for two inputs, a dict of tensors, "
+        "a data set with __len__ and __getitem__, a DataLoader, an iterable of batches, or a tuple of two: "
+        "to train and to test"
+    )
 
-    of: MapStyle
-    forward: inspect.Signature | None
-    dtype: torch.dtype | None = None
 
-    @cached_property
-    def samples(self) -> int:
-        return len(self.of.dataset)
+def _joined(dataset: Any, what: str, numbers: Tensor) -> Any:
+    """Samples of a data set as one batch. Raises ConfigError where one cannot be fetched or joined."""
+    samples = []
+    for number in numbers.tolist():
+        with as_config_error(f"{what}: sample {number}"):
+            samples.append(dataset[number])
+    with as_config_error(f"{what}: joining {plural(len(samples), 'sample')}, which must have equal shapes,"):
+        return default_collate(samples)
 
-    def batch_rows(self, batch_size: int, seed: int) -> dict[int, int]:
-        if self.of.order is None:
-            return super().batch_rows(batch_size, seed)
-        return self.of.order.batch_rows(self.samples, batch_size, seed)
 
-    def drawn(self, seed: int) -> str:
-        return self.of.order.drawn(seed) if self.of.order is not None else ""
-
-    @property
-    def has_own_batches(self) -> bool:
-        return self.of.order is not None and self.of.order.batches is not None
-
-    def note(self, batch_size: int) -> str:
-        return self.of.order.note(batch_size) if self.of.order is not None else ""
-
-    def batch_indices(
-        self, batch_size: int, seed: int, epoch: int, *, first: int, shuffle: bool
-    ) -> Iterator[Tensor]:
-        order = self.of.order
-        if order is None:
-            return super().batch_indices(batch_size, seed, epoch, first=first, shuffle=shuffle)
-        return map(
-            torch.as_tensor,
-            order.of_epoch(self.samples, batch_size, seed, epoch, first=first, shuffle=shuffle),
+def _is_train_and_test(value: Any, what: str) -> bool:
+    """Whether it is data to train and to test on. Raises ConfigError where it may be (inputs, target)."""
+    if not isinstance(value, tuple) or len(value) != 2 or _is_arrays(value):
+        return False
+    if any(isinstance(each, Tensor | np.ndarray) for each in value):
+        kinds = ", ".join(type(each).__name__ for each in value)
+        raise ConfigError(
+            f"{what} gives a tuple ({kinds}), which may be (inputs, target) or (data to train on, data to "
+            "test on): give inputs and target as tensors (x, y) or ((x, z), y), and data to train and to "
+            "test on as two data sets, or ((x, y), (x, y))"
         )
+    return True
 
-    def fetch(self, indices: Tensor) -> tuple[tuple[Any, ...], Any]:
-        inputs, targets = split(self._collate(indices.tolist()), self.forward)
-        return (inputs, targets) if self.dtype is None else tensors.cast((inputs, targets), self.dtype)
 
-    def digest_input(self) -> Iterator[Tensor]:
-        step = max(1, -(-self.samples // DIGESTED))
-        yield torch.tensor([self.samples, step])
-        for index in range(0, self.samples, step):
-            yield from tensors.walk(self._collate([index]))
+def _is_arrays(value: Any) -> bool:
+    """Whether it is tensors or arrays: ``x``, ``(x, y)``, ``((x, z), y)`` or ``{"x": x, "label": y}``."""
+    if isinstance(value, Mapping):
+        value = tuple(value.values())
+    elif isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], tuple):
+        value = (*value[0], value[1])
+    elif isinstance(value, tuple) and len(value) > 2:
+        return False
+    entries = value if isinstance(value, tuple) else (value,)
+    return bool(entries) and all(isinstance(each, Tensor | np.ndarray) for each in entries)
 
-    def _collate(self, indices: Sequence[int]) -> Any:
-        """The samples as one batch. Raises ConfigError where one cannot be fetched or joined to others."""
-        samples = []
-        for index in indices:
-            with as_config_error(f"--data {self.name}: sample {index}"):
-                samples.append(self.of.dataset[index])
-        with as_config_error(
-            f"--data {self.name}: joining {plural(len(samples), 'sample')}, which must have equal shapes,"
-        ):
-            return self.of.collate(samples)
 
-    def to(self, dtype: torch.dtype) -> UserDataset:
-        return dataclasses.replace(self, dtype=dtype, test=self.test and self.test.to(dtype))
+def _tensors(value: Any) -> Any:
+    """Tensors and arrays as tensors."""
+    if isinstance(value, tuple):
+        return tuple(map(_tensors, value))
+    if isinstance(value, Mapping):
+        return {key: torch.as_tensor(each) for key, each in value.items()}
+    return torch.as_tensor(value)
+
+
+def _unequal_rows(values: Any) -> str:
+    """The shapes of the tensors, unless all have equally many rows in dimension 0."""
+    shapes = [tuple(tensor.shape) for tensor in tensors.walk(values)]
+    is_equal = len({shape[:1] for shape in shapes}) == 1 and () not in shapes
+    return "" if is_equal else ", ".join(map(str, shapes)) or "none"

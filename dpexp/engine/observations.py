@@ -1,7 +1,7 @@
 """Observations: facts of a Record about a run before it starts, and about its placed model on all ranks."""
 
 from collections.abc import Callable, Sequence
-from itertools import chain, islice
+from itertools import islice
 from typing import TypeVar
 
 from dpexp import devices
@@ -10,7 +10,7 @@ from dpexp.distributed.world import Member
 from dpexp.engine.facts import directory, environment, file_hashes, torch_environment
 from dpexp.engine.prepared import Prepared
 from dpexp.engine.references import references
-from dpexp.measurement.observe import EPOCH_LIMIT, device_map, observe, observed, optimizer_map
+from dpexp.measurement.observe import device_map, observe, observed, optimizer_map
 from dpexp.record.journal import now
 from dpexp.record.record import Row
 from dpexp.record.redact import redact_values
@@ -25,6 +25,7 @@ def run_facts(config: RunConfig, prepared: Prepared) -> Row:
     data = prepared.data
     named = references(config, prepared.factories)
     recorded = redact_values(config.to_dict())
+    samples, batches = data.epochs.samples, prepared.batches_per_epoch
     files = file_hashes(named, data.digest)
     return {
         "name": prepared.name,
@@ -39,8 +40,8 @@ def run_facts(config: RunConfig, prepared: Prepared) -> Row:
         "environment": environment() | torch_environment() | directory(files),
         "data": {
             "name": data.name,
-            "samples": sum(rows * count for rows, count in prepared.batch_rows.items()),
-            **({"batches": prepared.batches_per_epoch} if data.has_own_batches else {}),
+            "samples": samples,
+            **({"batches": batches} if batches != -(-samples // prepared.batch_size) else {}),
             "description": data.description,
             "sha256": data.digest,
         },
@@ -89,10 +90,11 @@ class Observations:
     def shapes(self) -> list[Row]:
         """``shapes`` of a Record: see ``observe.observe``."""
         prepared, numbers = self._prepared, observed(self._prepared.batches_per_epoch)
-        first, last = prepared.local_batches(0), prepared.local_batches(0, first=numbers[-1])
+        first, *others = islice(prepared.batches(0), len(numbers))
+        others[-1:] = map(prepared.as_last, others[-1:])
         gradients = prepared.strategy.trains and not self._names
         with devices.autocast(self._placed.output_device, prepared.autocast):
-            batches, loss = chain(islice(first, EPOCH_LIMIT), last), prepared.data.objective.loss
+            batches, loss = map(prepared.part, (first, *others)), prepared.data.objective.loss
             rows = observe(self._placed, batches, loss, numbers, gradients=gradients)
         return self._merged(_merged_shapes, rows)
 

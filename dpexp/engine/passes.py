@@ -81,9 +81,9 @@ class Measurement:
     def warm_up(self) -> None:
         """Take steps that are not measured, until allocators, caches and autotuning are warm."""
         self.progress.begin("warm up")
-        warm_up = islice(self.prepared.endless_batches(), self._schedule.warmup)
-        self.verification.first(self.trainer, warm_up)
-        self.trainer.take_steps(warm_up)
+        batches = islice(self.prepared.endless_batches(), self._schedule.warmup)
+        self.verification.first(self.trainer, batches)
+        self.trainer.take_steps(map(self.prepared.part, batches))
 
     def compare_last(self) -> None:
         """Compare further steps, from the trained state; later ones accumulate as without them."""
@@ -155,7 +155,7 @@ class Measurement:
         """Time the phases of further steps. A pass of its own, because a recording timer costs overlap."""
         self.progress.begin("phases")
         batches = islice(self.prepared.endless_batches(), self._schedule.phase_steps)
-        time_phases(self.trainer, batches, PHASE_SECONDS)
+        time_phases(self.trainer, map(self.prepared.part, batches), PHASE_SECONDS)
         timer = self.trainer.placed.timer
         self.journal.set(phases=timer.phases, timeline=self.observations.timeline(timer.timeline))
         self.journal.flush()
@@ -185,8 +185,9 @@ class Measurement:
         """
         if not (self._group.members and self._schedule.phase_steps):
             return
-        numbers = dict.fromkeys((0, self.prepared.batches_per_epoch - 1))
-        batches = {number: next(self.prepared.local_batches(0, first=number)) for number in numbers}
+        first, last = next(self.prepared.batches(0)), self.prepared.batches_per_epoch - 1
+        chosen = {last: self.prepared.as_last(first)} if last else {}
+        batches = {number: self.prepared.part(batch) for number, batch in ({0: first} | chosen).items()}
         by_rank = self._group.all_gather(counted_collectives(self.trainer, batches))
         rows = [{"rank": rank, **row} for rank, of_rank in enumerate(by_rank) for row in of_rank]
         self.journal.set({"summary.collectives": rows})

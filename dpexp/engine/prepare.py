@@ -94,7 +94,7 @@ def prepare(
     tensors.cast_module(model, dtype)
     if one_batch:
         try_one_batch(prepared)
-        notes = (source.note, dataset.note(config.batch_size), cache_note, untouched_note)
+        notes = (source.note, dataset.epochs.note(config.batch_size), cache_note, untouched_note)
         prepared.note = "; ".join(filter(None, notes))
     return prepared
 
@@ -103,7 +103,7 @@ def _schedule(config: RunConfig, dataset: Dataset) -> Schedule:
     """The warm-up ends with a window of accumulation: a layout may count its batches to know the last."""
     steps, epochs, accumulate = config.steps, config.epochs, config.accumulate
     if epochs is not None:
-        steps = epochs * sum(dataset.batch_rows(config.batch_size, config.seed).values())
+        steps = epochs * sum(dataset.epochs.rows(config.batch_size).values())
     warmup = math.ceil(config.warmup / accumulate) * accumulate
     return Schedule(steps, epochs is not None, warmup, config.phase_steps, config.check, config.profile)
 
@@ -115,18 +115,13 @@ def _default_threads() -> int:
 
 
 def _dataset(config: RunConfig, source: Source, model: nn.Module, validation: Factory | None) -> Dataset:
-    """The samples of the source for this model; those held out are of ``--validation``, if it is given.
-
-    Raises ConfigError where those give no batch.
-    """
+    """The samples of the source for this model; those held out are of ``--validation``, if it is given."""
     dataset = source.dataset(model, config.seed)
     if validation is not None:
         with kept_globals():  # of a seed of its own: a factory that draws rows must not draw the others again
             seed_globals(generator(config.seed, "validation").initial_seed())
             given = data.source(validation).dataset(model, config.seed)
         dataset = replace(dataset, test=given.test or given)
-    if dataset.test is not None:
-        dataset.test.batch_rows(config.batch_size, config.seed)
     return dataset
 
 

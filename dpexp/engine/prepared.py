@@ -3,7 +3,7 @@
 RunConfig --prepare--> Prepared: layout, devices, model, data, optimizer, schedule --> loop
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, count, islice
@@ -80,8 +80,8 @@ class Prepared:
 
     @cached_property
     def batch_rows(self) -> dict[int, int]:
-        """{rows: how many global batches of an epoch have so many}, the full ones first."""
-        return self.data.batch_rows(self.batch_size, self.seed)
+        """{rows: how many global batches of an epoch have so many}; those of the last batch come last."""
+        return self.data.epochs.rows(self.batch_size)
 
     @property
     def batches_per_epoch(self) -> int:
@@ -121,37 +121,38 @@ class Prepared:
         model = self.factories["model"].name or self.factories["model"].attribute
         return f"{self.strategy.name}-{model}-{place}"
 
-    def batches(self, epoch: int, *, first: int = 0, shuffle: bool = True) -> Iterator[Batch]:
-        """The global batches of one epoch from number ``first`` on, in the order of the seed."""
-        return self.data.batches(self.batch_size, seed=self.seed, epoch=epoch, first=first, shuffle=shuffle)
+    def batches(self, epoch: int, *, shuffle: bool = True) -> Iterator[Batch]:
+        """The global batches of one epoch, in the order of the seed. They are the same on every rank."""
+        return self.data.batches(self.batch_size, seed=self.seed, epoch=epoch, shuffle=shuffle)
 
-    def local_batches(self, epoch: int, *, first: int = 0) -> Iterator[Batch]:
-        """This rank's rows of the global batches of one epoch, from batch ``first`` on, and their weights.
+    def endless_batches(self, epoch: int = 0) -> Iterator[Batch]:
+        """The global batches of epoch after epoch."""
+        return chain.from_iterable(self.batches(each) for each in count(epoch))
+
+    def part(self, batch: Batch) -> Batch:
+        """This rank's rows of a global batch, and their weight.
 
         Every rank must take the same batches: a loss by tokens adds up the tokens of all.
         """
-        size, seed, group = self.batch_size, self.seed, self.group
-        for batch in self.data.batches(size, seed=seed, epoch=epoch, first=first, rank_rows=group.rows):
-            yield self.data.objective.weighted(batch, group)
+        return self.data.objective.weighted(batch.part(self.group.rows), self.group)
 
-    def endless_batches(self, number: int = 0) -> Iterator[Batch]:
-        """This rank's rows of epoch after epoch, from the batch with this number of all on."""
-        return self._endless(self.local_batches, number)
+    def local_batches(self, epoch: int) -> Iterator[Batch]:
+        """This rank's rows of the global batches of one epoch."""
+        return map(self.part, self.batches(epoch))
 
-    def endless_global_batches(self, number: int = 0) -> Iterator[Batch]:
-        """The same batches with the rows of all ranks."""
-        return self._endless(self.batches, number)
+    def as_last(self, batch: Batch) -> Batch:
+        """A global batch with as many rows as the last one of an epoch has, taken from this one.
+
+        So no pass reads an epoch of the user's data to its end. A batch with whole tensors stays as it is.
+        """
+        *_, rows = self.batch_rows
+        return batch if rows == batch.rows or batch.whole() else batch.chosen(range(rows))
 
     def evaluated_batches(self) -> Iterator[Batch]:
         """All rows that are held out; without any, those of an epoch, or of the measured steps of a part."""
         if self.evaluation.held_out is not None:
             return self.evaluation.held_out.batches(self.batch_size, shuffle=False)
         return islice(self.batches(0, shuffle=False), min(self.schedule.steps, self.batches_per_epoch))
-
-    def _endless(self, batches: Callable[..., Iterator[Batch]], number: int) -> Iterator[Batch]:
-        epoch, first = divmod(number, self.batches_per_epoch)
-        later = (batches(each) for each in count(epoch + 1))
-        return chain(batches(epoch, first=first), chain.from_iterable(later))
 
     def trainer(self, placed: Placed) -> Trainer:
         """The trainer of the run's steps."""

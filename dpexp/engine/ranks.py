@@ -25,7 +25,6 @@ def prepare_ranks(config: RunConfig, world: World | None) -> Prepared:
         facts = {
             "config": config.digest(),
             "data": prepared.data.digest if world else "",
-            "order of the samples": prepared.data.drawn(config.seed) if world else "",
             "model": str([(name, tensor.shape) for name, tensor in prepared.model.state_dict().items()]),
         }
         if group.is_first:

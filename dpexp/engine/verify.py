@@ -10,16 +10,15 @@ Float64 separates rounding (about 1e-16) from wrong semantics (1e-3 and more); f
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from itertools import chain, islice
+from itertools import islice
 from typing import Any, NoReturn
 
 import torch
 
-from dpexp import devices, tensors
+from dpexp import devices
 from dpexp.data.batch import Batch
-from dpexp.data.rng import kept_globals
 from dpexp.engine.prepared import Prepared
 from dpexp.engine.progress import ProgressBar
 from dpexp.record.journal import Journal
@@ -72,7 +71,7 @@ class Verification:
         self._own = self._own_steps(result.mode_in_training)
 
     def first(self, trainer: Trainer, batches: Iterable[Batch]) -> None:
-        """Compare the run's first steps, on the first of these batches of this rank."""
+        """Compare the run's first steps, on the first of these global batches."""
         if self._own is None:
             return
         self._record("as placed, before the first step", self._own.bind(trainer))
@@ -81,41 +80,32 @@ class Verification:
         self._record("in the run's own first steps", result)
 
     def last(self, number: int) -> None:
-        """Compare steps from the trained state, on the batches that would come after so many steps."""
+        """Compare steps from the trained state after so many, on the batches of the epoch that comes next."""
         if self._own is None:
             return
         self._entry = "last_step"
-        parts = islice(self._prepared.endless_batches(number), self._last)
-        self._record(
-            "after the last measured step, from its state", self._own.last(self._pairs(parts, number))
-        )
+        result = self._own.last(self._pairs(self._after(number)))
+        self._record("after the last measured step, from its state", result)
         self._check_untouched()
 
     def _own_steps(self, proven: Mode | None) -> OwnSteps:
         """``proven`` is the mode in which training mode was compared before."""
         prepared, model = self._prepared, self._prepared.model
         if not prepared.strategy.needs.user_code and large_tables(model):
-            first, last = (prepared.endless_global_batches(at) for at in (0, prepared.schedule.steps))
-            with kept_globals():
-                compared = [*islice(first, self._first), *islice(last, self._last)]
-            model, self._notes = with_touched_rows(model, prepared.group.broadcast(0, compared))
+            first = islice(prepared.endless_batches(), self._first)
+            compared = [*first, *self._after(prepared.schedule.steps)]
+            model, self._notes = with_touched_rows(model, compared)
         objective, optimizer, report = prepared.data.objective, prepared.optimizer, self._report_step
         return OwnSteps(model, objective, optimizer, prepared.dtype, prepared.autocast, report, proven)
 
-    def _pairs(self, parts: Iterable[Batch], first: int = 0) -> Pairs:
-        """The global batches from number ``first`` on, of these parts: random data is not drawn again."""
-        group = self._prepared.group
-        for number, part in enumerate(parts, first):
-            by_rank = group.all_gather(part.copied()) if group.size > 1 else [part]
-            yield Batch.joined(group.one_of_each_dp_rank(by_rank)) or self._fetched(number), part
+    def _after(self, number: int) -> Iterator[Batch]:
+        """The batches to compare after so many measured steps."""
+        epoch = number // self._prepared.batches_per_epoch + 1
+        return islice(self._prepared.endless_batches(epoch), self._last)
 
-    def _fetched(self, number: int) -> Batch | None:
-        """The global batch of this number, which pads all rows alike; None if it is random."""
-        with kept_globals():
-            both = [next(self._prepared.endless_global_batches(number)) for _ in range(2)]
-        bits = [tensors.digest(tensors.walk((each.inputs, each.targets))) for each in both]
-        of_all = {*chain.from_iterable(self._prepared.group.all_gather(bits))}
-        return both[0] if len(of_all) == 1 else None
+    def _pairs(self, batches: Iterable[Batch]) -> Pairs:
+        """The batches with this rank's part of each."""
+        return ((batch, self._prepared.part(batch)) for batch in batches)
 
     # --- the journal ---
 
@@ -211,12 +201,6 @@ def _optimizer(prepared: Prepared) -> OptimizerChoice | None:
 
 
 def batches(prepared: Prepared) -> list[Batch]:
-    """The first batch of the epoch, its last one, and its second; where there are fewer, some twice.
-
-    All ranks get those of the first: random data is not the same on all.
-    """
-    last = prepared.batches_per_epoch - 1
-    with kept_globals():
-        first, *others = islice(prepared.batches(0), min(2, last + 1))
-        ends = list(prepared.batches(0, first=last)) if last > 1 else others
-    return list(prepared.group.broadcast(0, [first, *(ends or [first]), *(others or [first])]))
+    """The first batch of an epoch, one like its last, and its second; some twice in a short epoch."""
+    first, *others = islice(prepared.batches(0), 3)
+    return [first, prepared.as_last([first, *others][-1]), [*others, first][0]]

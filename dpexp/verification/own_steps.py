@@ -32,13 +32,12 @@ from dpexp.verification.state import read_by_rows
 from dpexp.verification.take import Take
 from dpexp.verification.touched_rows import UnknownIdError, touched_rows
 
-Pairs: TypeAlias = Iterable[tuple[Batch | None, Batch]]
-"""Global batches, None where one is not known, and the part of each that the rank computes."""
+Pairs: TypeAlias = Iterable[tuple[Batch, Batch]]
+"""Global batches, and the part of each that the rank computes."""
 FIRST = 4
 """So many of the run's first steps are compared; those that a short warm-up lacks come after the last."""
 EPS = 4
 """Errors up to so many eps of a narrow type are its rounding."""
-RANDOM_SHAPES = "not compared: the data is random, and ranks have rows of other shapes, as padded apart"
 NO_MEMORY = "allocate memory"
 """In PyTorch's error where the host has none left: a single device needs more than the run."""
 
@@ -110,9 +109,7 @@ class OwnSteps:
 
     def _taken(self, pairs: Pairs) -> Result:
         for batch, part in pairs:
-            if batch is None:
-                self.note = self.note or RANDOM_SHAPES
-            elif not self.note:
+            if not self.note:
                 try:
                     failure = self._take.step(batch, part)
                 except SingleDeviceError as raised:

@@ -13,8 +13,6 @@ from command_lines import HELPERS, ROOT
 from torch import Tensor, nn
 
 from dpexp.config.errors import ConfigError
-from dpexp.data import registry
-from dpexp.data.batch import Batch
 from dpexp.data.dataset import Dataset
 from dpexp.data.synthetic import power_law
 
@@ -23,13 +21,6 @@ def ready(data_text: str, model_text: str, loss: str = "", seed: int = 0) -> Dat
     source = named.source(data_text, loss)
     torch.manual_seed(seed)
     return source.dataset(named.build(model_text, source.features), seed)
-
-
-def refused(text: str) -> str:
-    with pytest.raises(ConfigError) as caught:
-        named.source(text)
-    assert str(caught.value).startswith(f"--data {text}") or str(caught.value).startswith("--data: ")
-    return str(caught.value)
 
 
 def rows_of(batches: Any) -> list[int]:
@@ -41,7 +32,7 @@ def rows_of(batches: Any) -> list[int]:
 
 def test_epoch_ends_with_an_uneven_batch() -> None:
     dataset = ready("random", "linear")
-    assert dataset.samples == 100
+    assert dataset.epochs.samples == 100
     assert rows_of(dataset.batches(30)) == [30, 30, 30, 10]
     assert rows_of(dataset.batches(1000)) == [100]
     for batch in dataset.batches(30):
@@ -64,15 +55,6 @@ def test_order_depends_on_seed_and_epoch_only() -> None:
     assert torch.equal(unshuffled, next(dataset.batches(100, shuffle=False)).targets)
 
 
-def test_drawing_batches_does_not_change_the_global_generator() -> None:
-    state = torch.random.get_rng_state()
-    source = named.source("random")
-    model = named.build("linear")
-    torch.random.set_rng_state(state)
-    list(source.dataset(model, 0).batches(30))
-    assert torch.equal(torch.random.get_rng_state(), state)
-
-
 def test_samples_and_order_are_equal_in_another_process(capsys: pytest.CaptureFixture[str]) -> None:
     code = (
         "import torch, hashlib, named\n"
@@ -86,24 +68,6 @@ def test_samples_and_order_are_equal_in_another_process(capsys: pytest.CaptureFi
     exec(code, {})
     assert capsys.readouterr().out == other
     assert len(other.splitlines()) == 3
-
-
-def test_rank_fetches_the_part_of_the_batch_that_it_computes() -> None:
-    dataset = ready("random:samples=13", "linear")
-    for rank_rows in (lambda rows: slice(0, rows // 2), lambda rows: slice(rows // 2, rows)):
-        local_batches = dataset.batches(10, seed=1, rank_rows=rank_rows)
-        for batch, local in zip(dataset.batches(10, seed=1), local_batches, strict=True):
-            part = batch.part(rank_rows)
-            assert (local.rows, local.global_rows) == (part.rows, part.global_rows)
-            assert torch.equal(local.inputs[0], part.inputs[0])
-            assert torch.equal(local.targets, batch.targets[rank_rows(batch.rows)])
-
-
-def test_rank_without_rows_gets_two_rows_of_weight_zero() -> None:
-    dataset = ready("random:samples=11", "linear")
-    batches = list(dataset.batches(10, rank_rows=lambda rows: slice(rows, rows)))
-    assert [(batch.rows, batch.global_rows, batch.weight) for batch in batches] == [(0, 10, 0), (0, 1, 0)]
-    assert [len(batch.targets) for batch in batches] == [2, 1]
 
 
 # --- digests and types ---------------------------------------------------------------------------
@@ -141,17 +105,6 @@ class ModelWithExample(nn.Module):
         return self.returned
 
 
-def test_option_samples_is_the_number_of_random_samples() -> None:
-    assert ready("random:samples=7", "embedding").samples == 7
-
-
-def test_error_for_a_model_without_example_says_what_to_add() -> None:
-    with pytest.raises(
-        ConfigError, match=r"no layer says which shape.* example\(samples, generator\) to the model"
-    ):
-        named.source("random").dataset(PlainModel(), 0)
-
-
 @pytest.mark.parametrize(
     ("returned", "words"),
     [
@@ -184,7 +137,7 @@ def test_split_of_digits_does_not_depend_on_the_seed() -> None:
     one, two = (ready("digits", "cnn", seed=seed) for seed in (0, 1))
     assert one.test is not None
     assert two.test is not None
-    assert (one.samples, one.test.samples) == (1437, 360)
+    assert (one.epochs.samples, one.test.epochs.samples) == (1437, 360)
     assert (one.digest, one.test.digest) == (two.digest, two.test.digest)
     images = [next(part.batches(2000, shuffle=False)).inputs[0].flatten(1) for part in (one, one.test)]
     assert abs(torch.cat(images).mean().item()) < 0.02
@@ -206,19 +159,13 @@ def test_model_of_another_input_kind_is_refused() -> None:
 def test_target_of_each_byte_is_the_next_byte(tmp_path: Path) -> None:
     (tmp_path / "book.txt").write_bytes(bytes(range(256)))
     dataset = ready(f"text:{tmp_path / 'book.txt'},length=5", "embedding")
-    assert dataset.samples == 51
+    assert dataset.epochs.samples == 51
     batch = next(dataset.batches(51, shuffle=False))
     assert batch.inputs[0].tolist()[:2] == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
     assert torch.equal(batch.targets, batch.inputs[0] + 1)
     assert batch.inputs[0].dtype is torch.int64
     shuffled = next(dataset.batches(51))
     assert torch.equal(shuffled.targets, shuffled.inputs[0] + 1)
-
-
-def test_samples_of_one_byte_use_every_byte(tmp_path: Path) -> None:
-    (tmp_path / "book.txt").write_text("abc")
-    batch = next(ready(f"text:{tmp_path / 'book.txt'},length=1", "embedding").batches(9, shuffle=False))
-    assert (batch.inputs[0].tolist(), batch.targets.tolist()) == ([[97], [98]], [[98], [99]])
 
 
 def test_folder_is_read_in_the_order_of_its_paths(tmp_path: Path) -> None:
@@ -242,29 +189,12 @@ def test_text_decides_the_rows_of_the_embedding_unless_an_option_does(tmp_path: 
     assert shapes == [[(256, 10), (256, 10)], [(100, 10), (256, 10)]]
 
 
-def test_bigram_model_learns_text() -> None:
-    source = named.source(f"text:{Path(registry.__file__).parent},length=8")
-    torch.manual_seed(0)
-    model = named.build("embedding", source.features)
-    dataset = source.dataset(model, 0)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    losses = []
-    for batch in list(dataset.batches(30))[:100]:
-        optimizer.zero_grad()
-        loss = dataset.objective.loss(model(*batch.inputs), batch.targets)
-        loss.backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-        losses.append(loss.item())
-    assert losses[0] > 5.5
-    assert sum(losses[-10:]) / 10 < 4.0
-
-
 def test_large_file_is_mapped_and_not_read(tmp_path: Path) -> None:
     path = tmp_path / "huge.txt"
     with open(path, "wb") as file:
         file.truncate(64 << 30)  # sparse: 64 GiB that use no disk space
     dataset = ready(f"text:{path},length=10000", "embedding")
-    assert dataset.samples == ((64 << 30) - 1) // 10000
+    assert dataset.epochs.samples == ((64 << 30) - 1) // 10000
     assert next(dataset.batches(30)).inputs[0].shape == (30, 10000)
     with pytest.raises(ConfigError, match="has 2147483647 samples, and an epoch can have at most 100000000"):
         next(ready(f"text:{path}", "embedding").batches(30))
@@ -298,54 +228,3 @@ def test_clicks_depend_on_ids_and_features() -> None:
     rates = [clicks[ids[:, 0] == row].mean().item() for row in range(5)]
     assert max(rates) - min(rates) > 0.2
     assert set(clicks.tolist()) == {0.0, 1.0}
-
-
-# --- user data -----------------------------------------------------------------------------------
-
-USER_DATA = """
-import torch
-from torch.utils.data import Dataset, TensorDataset
-
-class Pairs(Dataset):
-    def __init__(self, n=10):
-        self.n = n
-    def __len__(self):
-        return self.n
-    def __getitem__(self, i):
-        if i >= self.n:
-            raise IndexError(i)
-        return torch.full((5,), float(i)), i % 2
-
-class Several(Pairs):
-    def __getitem__(self, i):
-        return (torch.ones(3), torch.tensor(i)), torch.tensor([1.0])
-
-def both():
-    return Pairs(8), Pairs(4)
-"""
-
-
-@pytest.fixture
-def user_data(tmp_path: Path) -> str:
-    path = tmp_path / "user_data.py"
-    path.write_text(USER_DATA)
-    return str(path)
-
-
-def test_user_dataset_is_collated(user_data: str) -> None:
-    dataset = ready(f"{user_data}:Pairs:n=7", "linear")
-    assert rows_of(dataset.batches(3)) == [3, 3, 1]
-    batch = next(dataset.batches(3, shuffle=False))
-    assert (batch.inputs[0][:, 0].tolist(), batch.targets.tolist()) == ([0, 1, 2], [0, 1, 0])
-    assert next(dataset.to(torch.float64).batches(3)).inputs[0].dtype is torch.float64
-    assert dataset.digest == ready(f"{user_data}:Pairs:n=7", "linear").digest
-    assert dataset.digest != ready(f"{user_data}:Pairs:n=8", "linear").digest
-
-
-def test_user_dataset_may_have_several_inputs_and_a_test_part(user_data: str) -> None:
-    batch = next(ready(f"{user_data}:Several", "linear").batches(4))
-    assert isinstance(batch, Batch)
-    assert [tuple(tensor.shape) for tensor in batch.inputs] == [(4, 3), (4,)]
-    dataset = ready(f"{user_data}:both", "linear")
-    assert dataset.test is not None
-    assert (dataset.samples, dataset.test.samples) == (8, 4)

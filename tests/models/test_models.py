@@ -60,7 +60,7 @@ def train(model: nn.Module, dataset: Dataset, *, epochs: int, lr: float) -> None
 
 def accuracy(model: nn.Module, dataset: Dataset) -> float:
     assert dataset.test is not None
-    batch = next(dataset.test.batches(dataset.test.samples, shuffle=False))
+    batch = next(dataset.test.batches(dataset.test.epochs.samples, shuffle=False))
     with torch.no_grad():
         value = dataset.objective.accuracy(model(*batch.inputs), batch.targets)
     assert value is not None
@@ -296,7 +296,7 @@ def test_every_model_learns_its_task(name: str, source: str, epochs: int, lr: fl
 
 def test_steps_after_the_end_have_the_class_of_padding() -> None:
     _, dataset = ready("rnn", "sequences")
-    batch = first(dataset, dataset.samples)
+    batch = first(dataset, dataset.epochs.samples)
     values, lengths = batch.inputs
     ended = torch.arange(values.shape[1]) >= lengths.unsqueeze(1)
     assert torch.equal(batch.targets == PADDING, ended)

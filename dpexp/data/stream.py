@@ -1,0 +1,104 @@
+"""Stream: the batches of whatever a user iterates over: a DataLoader, a list, a generator function.
+
+It is iterated as it was written, with its samplers, workers and ``drop_last``. Before each epoch
+``set_epoch(epoch)`` is called where there is one, and generators begin with a seed of the epoch: so every
+rank draws the same global batches, of which it computes its rows.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from functools import cached_property
+from itertools import count, islice
+from operator import length_hint
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
+
+from dpexp.config.errors import ConfigError, as_config_error, plural
+from dpexp.data.dataset import epoch_seed
+from dpexp.data.rng import apart
+from dpexp.data.user_batch import as_batch
+
+MOST_BATCHES = 100_000
+"""An epoch with more batches is taken to have no end."""
+
+
+class Stream:
+    """``make`` returns what to iterate over for an epoch; ``what`` begins every error."""
+
+    def __init__(self, make: Callable[[], Iterable[Any]], what: str) -> None:
+        self._make, self._what = make, what
+
+    def batches(self, batch_size: int, seed: int, epoch: int, shuffle: bool) -> Iterator[Any]:
+        del batch_size, shuffle  # they are the user's
+        number = epoch_seed(seed, epoch)
+        return apart(self._begun(number, epoch), number)
+
+    def _begun(self, seed: int, epoch: int) -> Iterator[Any]:
+        with as_config_error(f"{self._what}: iterating over it"):
+            source = self._make()
+            for part in _parts(source):
+                if isinstance(part, DistributedSampler) and part.num_replicas > 1:
+                    text = "splits each batch over the ranks: give all the same loader, without that sampler"
+                    raise ConfigError(f"{self._what} has a DistributedSampler, and dpexp {text}")
+                if isinstance(own := getattr(part, "generator", None), torch.Generator):
+                    own.manual_seed(seed)
+                if callable(set_epoch := getattr(part, "set_epoch", None)):
+                    set_epoch(epoch)
+            found, end = iter(source), object()
+        for number in count():
+            with as_config_error(f"{self._what}: batch {number}"):
+                each = next(found, end)
+            if each is end:
+                break
+            yield each
+        if number != vars(self).get("_batches", number) or not number:
+            raise ConfigError(
+                f"{self._what} gives {plural(number, 'batch')} in epoch {epoch}: every epoch needs as many "
+                "as the first, and at least one"
+            )
+
+    @cached_property
+    def _rows(self) -> list[int]:
+        """The rows of each batch of an epoch. One is iterated to its end where the loader does not tell."""
+        source: Any = self._make()
+        first = as_batch(next(self.batches(0, 0, 0, True)), what=self._what).rows
+        is_sized = isinstance(source, DataLoader) and not isinstance(source.dataset, IterableDataset)
+        size, samples = (source.batch_size or 0, length_hint(source.sampler)) if is_sized else (0, 0)
+        if size and first == min(size, samples):
+            rest = 0 if source.drop_last else samples % size
+            found = [size] * (samples // size) + [rest] * bool(rest)
+        else:
+            every = islice(self.batches(0, 0, 0, True), MOST_BATCHES + 1)
+            found = [as_batch(each, what=self._what).rows for each in every]
+            if len(found) > MOST_BATCHES:
+                raise ConfigError(
+                    f"{self._what} gives more than {MOST_BATCHES:,} batches in an epoch, which must have an "
+                    "end: take some of them with itertools.islice"
+                )
+        self._batches = len(found)
+        return found
+
+    @property
+    def samples(self) -> int:
+        return sum(self._rows)
+
+    def rows(self, batch_size: int) -> dict[int, int]:
+        counts = Counter(self._rows)
+        last = counts.pop(self._rows[-1])
+        return {**counts, self._rows[-1]: last}
+
+    def note(self, batch_size: int) -> str:
+        if self._rows[0] == batch_size:
+            return ""
+        return f"batches are those of the data, of {plural(self._rows[0], 'row')}: --batch-size is not used"
+
+
+def _parts(source: Any) -> list[Any]:
+    """What may have a generator or an epoch of its own: a loader, its data set and its samplers."""
+    batches = getattr(source, "batch_sampler", None)
+    names = "dataset", "sampler", "batch_sampler"
+    return [source, *(getattr(source, name, None) for name in names), getattr(batches, "sampler", None)]

@@ -1,0 +1,312 @@
+"""User data: every form gives the same global batches in every process, as the user wrote them."""
+
+import inspect
+from collections.abc import Iterator
+from itertools import chain, count
+from pathlib import Path
+from typing import Any
+
+import named
+import numpy as np
+import pytest
+import torch
+from invariants import broken
+from torch import Tensor, nn
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+    default_collate,
+)
+
+import dpexp
+from dpexp import live
+from dpexp.config.errors import ConfigError
+from dpexp.data.stream import Stream
+from dpexp.data.user_batch import as_batch
+from dpexp.data.user_data import OwnBatches, UserSource
+
+COUNT = 24
+ROWS = TensorDataset(torch.arange(float(COUNT))[:, None].expand(COUNT, 5), torch.zeros(COUNT, 2))
+A, B, Y = torch.zeros(4, 5), torch.ones(4, 5), torch.full((4, 2), 2.0)
+SHORT: dict[str, Any] = {"warmup": 1, "phase_steps": 1, "track": False, "quiet": True}
+
+
+def source(value: Any) -> UserSource:
+    """The source of live data."""
+    with live.named({"data": value}) as names:
+        found = named.source(names["data"])
+    assert isinstance(found, UserSource)
+    return found
+
+
+def epoch(data: Any, number: int = 0, seed: int = 0, size: int = 7) -> list[list[int]]:
+    """The samples of ``ROWS`` in each batch."""
+    dataset = source(data).dataset(nn.Linear(5, 2), 0)
+    return [batch.inputs[0][:, 0].int().tolist() for batch in dataset.batches(size, seed=seed, epoch=number)]
+
+
+class Buckets:
+    """Batches of any sizes, drawn from torch's global generator."""
+
+    def __iter__(self) -> Iterator[list[int]]:
+        order = torch.randperm(COUNT).tolist()
+        yield from (order[:3], order[3:13], order[13:])
+
+
+class ByEpoch:
+    """A sampler with ``set_epoch``."""
+
+    epoch = -1
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.epoch, self.epoch + 6))
+
+
+class Noisy(Dataset[Any]):
+    """Draws from every global generator."""
+
+    def __len__(self) -> int:
+        return COUNT
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.randn(5) + np.random.rand(), torch.zeros(2)
+
+
+class Lines(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        return iter(ROWS)
+
+
+def batches() -> Iterator[Any]:
+    """A generator function."""
+    for rows in (8, 8, 5):
+        yield torch.randn(rows, 5), torch.randn(rows, 2)
+
+
+def endless() -> Iterator[Any]:
+    for _ in count():
+        yield A, Y
+
+
+# --- the order and the rows of batches ------------------------------------------------------------------
+
+
+def test_a_loader_is_iterated_as_it_was_written() -> None:
+    for loader in (
+        DataLoader(ROWS, 7),
+        DataLoader(ROWS, 7, drop_last=True),
+        DataLoader(ROWS, 7, num_workers=2),
+        DataLoader(ROWS, batch_sampler=BatchSampler(range(9), 4, True)),
+        DataLoader(Lines(), 5),
+    ):
+        assert epoch(loader) == [inputs[:, 0].int().tolist() for inputs, _ in loader]
+    assert [epoch(DataLoader(ROWS, 6, sampler=ByEpoch()), number) for number in (0, 2)] == [
+        [[0, 1, 2, 3, 4, 5]],
+        [[2, 3, 4, 5, 6, 7]],
+    ]
+    own = [(inputs + 1, targets) for inputs, targets in DataLoader(ROWS, 10)]
+    assert [[value - 1 for value in batch] for batch in epoch(OwnBatches(own))] == epoch(DataLoader(ROWS, 10))
+
+
+def test_samples_are_shuffled_by_the_seed_and_taken_once() -> None:
+    first, second = epoch(ROWS, 0), epoch(ROWS, 1)
+    assert [len(batch) for batch in first] == [7, 7, 7, 3]
+    assert sorted(chain.from_iterable(first)) == sorted(chain.from_iterable(second)) == [*range(COUNT)]
+    assert first != second
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        DataLoader(ROWS, 5, shuffle=True),
+        DataLoader(ROWS, 5, shuffle=True, num_workers=2, persistent_workers=True),
+        DataLoader(ROWS, 5, sampler=WeightedRandomSampler([1.0] * COUNT, 12)),
+        DataLoader(ROWS, 5, sampler=SubsetRandomSampler(range(9), generator=torch.Generator())),
+        DataLoader(
+            ROWS, batch_sampler=BatchSampler(RandomSampler(ROWS, generator=torch.Generator()), 5, True)
+        ),
+        DataLoader(ROWS, batch_sampler=Buckets()),
+        DataLoader(Noisy(), 5),
+        DataLoader(Noisy(), 5, num_workers=1),
+        Noisy(),
+        batches,
+    ],
+)
+def test_what_data_draws_is_that_of_seed_and_epoch_and_apart_from_what_the_model_draws(data: Any) -> None:
+    dataset = source(data).dataset(nn.Linear(5, 2), 0)
+
+    def drawn(seed: int, number: int) -> list[Tensor]:
+        found = []
+        for batch in dataset.batches(5, seed=seed, epoch=number):
+            found.append(batch.inputs[0])
+            torch.rand(number)  # as dropout does
+        return found
+
+    torch.manual_seed(1)
+    third = drawn(0, 2)
+    torch.manual_seed(1)
+    torch.rand(2 * len(third))
+    expected = torch.rand(1)
+    torch.manual_seed(1)
+    assert all(map(torch.equal, drawn(0, 2), third))
+    assert torch.equal(torch.rand(1), expected)
+    assert not torch.equal(torch.cat(drawn(0, 1)), torch.cat(third))
+    assert not torch.equal(torch.cat(drawn(1, 2)), torch.cat(third))
+    assert dataset.digest == source(data).dataset(nn.Linear(5, 2), 0).digest
+
+
+@pytest.mark.parametrize(
+    ("data", "rows"),
+    [
+        (DataLoader(ROWS, 7), {7: 3, 3: 1}),
+        (DataLoader(ROWS, 7, drop_last=True), {7: 3}),
+        (DataLoader(ROWS, 9, sampler=SubsetRandomSampler(range(5))), {5: 1}),
+        (DataLoader(ROWS, 6, collate_fn=lambda rows: default_collate(rows[1:])), {5: 4}),
+        (DataLoader(Lines(), 10), {10: 2, 4: 1}),
+        (batches, {8: 2, 5: 1}),
+    ],
+)
+def test_the_rows_of_an_epoch_are_known_before_it(data: Any, rows: dict[int, int]) -> None:
+    (epochs,) = source(data).parts
+    assert epochs.rows(30) == rows
+    assert [*epochs.rows(30)] == [*rows]
+    first = next(iter(rows))
+    assert epochs.note(30) == f"batches are those of the data, of {first} rows: --batch-size is not used"
+    assert epochs.note(first) == ""
+
+
+@pytest.mark.parametrize("data", [DataLoader(Noisy(), 7), DataLoader(ROWS, batch_sampler=Buckets()), batches])
+def test_runs_of_all_layouts_take_these_batches(dpexp_home: Path, data: Any) -> None:
+    rows = [rows for rows, number in source(data).parts[0].rows(7).items() for _ in range(number)]
+    single = dpexp.run("single", model=nn.Linear(5, 2), data=data, devices="cpu", epochs=2, **SHORT)
+    whole = dpexp.run("whole", model=nn.Linear(5, 2), data=data, virtual=2, epochs=2, **SHORT)
+    for found in (single, whole):
+        assert sorted(found.steps["samples"]) == sorted(rows * 2)
+        assert found.data["samples"] == sum(rows)
+        assert found.verification["passed"]
+        assert broken(found) == []
+
+
+def test_an_epoch_without_end_or_of_another_length_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dpexp.data.stream.MOST_BATCHES", 50)
+    with pytest.raises(ConfigError, match=r"more than 50 batches in an epoch.* with itertools\.islice"):
+        source(endless).dataset(nn.Linear(5, 2), 0)
+    sizes = iter((3, 3, 3, 2))
+    stream = Stream(lambda: [(A, Y)] * next(sizes), "the data")
+    assert stream.rows(4) == {4: 3}
+    with pytest.raises(ConfigError, match="the data gives 2 batches in epoch 1: every epoch needs as many"):
+        list(stream.batches(0, 0, 1, True))
+    with pytest.raises(ConfigError, match="gives 0 batches in epoch 0"):
+        source(DataLoader(ROWS, 30, drop_last=True))
+
+
+# --- forms ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("as_given", [lambda tensor: tensor, lambda tensor: tensor.numpy()])
+def test_two_inputs_and_a_target_are_not_data_to_train_and_to_test_on(as_given: Any) -> None:
+    a, b, y = map(as_given, (A, B, Y))
+    found = source(((a, b), y))
+    assert len(found.parts) == 1
+    assert [float(each[0, 0]) for each in (*found.first.inputs, found.first.targets)] == [0, 1, 2]
+    two = source(((a, y), (b[:3], y[:3]))).dataset(nn.Linear(5, 2), 0)
+    assert two.test is not None
+    assert (two.epochs.samples, two.test.epochs.samples) == (4, 3)
+
+
+class Frame:
+    """What a DataFrame looks like from outside."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, column: str) -> Any:
+        return {"x": A}[column]
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        *(
+            (data, r"may be \(inputs, target\) or \(data to train on, data to test on\)")
+            for data in ((ROWS, Y), (A, (B, Y)), ([A, B], Y), ({"a": A}, Y))
+        ),
+        *(
+            (data, r"gives tensors of the shapes .*the samples in dimension 0, equally many")
+            for data in ((A, Y[:3]), ((A, B[:3]), Y), torch.tensor(1.0), {"x": A, "y": Y[:3]})
+        ),
+        ((A, B, Y), r"gives a tuple; it must give tensors \(x, y\), \(\(x, z\), y\) for two inputs"),
+        (Lines(), "gives a Lines; it must give"),
+        (batches(), "gives a generator, which can be iterated over only once: give the function"),
+        (
+            DataLoader(ROWS, 2, sampler=DistributedSampler(ROWS, 2, 0)),
+            "dpexp splits each batch over the ranks",
+        ),
+        (
+            DataLoader(ROWS, 2, collate_fn=lambda rows: [*default_collate(rows), 0]),
+            "a batch is a list of 3; it",
+        ),
+        (TensorDataset(A, B, Y), "a batch is a list of 3; it must be a pair"),
+        (Frame(), "sample 0 raised KeyError"),
+        (np.array(["a", 3], dtype=object), "making tensors of its arrays raised TypeError"),
+        ([], "is empty"),
+    ],
+)
+def test_data_of_another_form_is_refused_with_advice(data: Any, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        source(data)
+
+
+def test_the_keys_of_a_dict_are_arguments_of_the_forward() -> None:
+    def forward(x: Any, scale: Any = 3, label: Any = None) -> None:
+        """The signature of a model's."""
+
+    def of_dict(batch: Any) -> None:
+        """The signature of a model that takes the dict."""
+
+    def split(values: dict[str, Any], of: Any = forward) -> Any:
+        batch = as_batch(values, inspect.signature(of))
+        return batch.inputs, batch.targets
+
+    assert split({"label": Y, "x": A}) == ((A, 3, Y), Y)
+    assert split({"features": A, "label": Y}) == ((A, 3, Y), Y)
+    assert split({"x": A, "y": Y}) == ((A,), Y)
+    assert split({"x": A}) == ((A,), None)
+    assert split({"left": A, "right": B, "y": Y}, of_dict) == (({"left": A, "right": B},), Y)
+    with pytest.raises(ConfigError, match="the model's forward needs x, and a batch has scale"):
+        split({"scale": A, "y": Y})
+    with pytest.raises(ConfigError, match="a batch has y alone, the target, and no input"):
+        split({"y": Y})
+
+
+class Scaled(nn.Linear):
+    def forward(self, x: Any, scale: Any) -> Any:
+        return super().forward(x) * scale.sum()
+
+
+@pytest.mark.parametrize(
+    ("scale", "is_split"), [(torch.tensor(2.0), False), (torch.ones(7), False), (torch.ones(1, 5), True)]
+)
+def test_tensors_that_are_not_rows_are_left_whole_or_refused(scale: Any, is_split: bool) -> None:
+    data = [((torch.randn(4, 5), scale), torch.randn(4, 1)) for _ in range(2)]
+
+    def run(strategy: str, **options: Any) -> Any:
+        return dpexp.run(strategy, model=Scaled(5, 1), data=lambda: iter(data), steps=2, **SHORT, **options)
+
+    assert run("single", devices="cpu").verification["passed"]
+    assert dpexp.prove(Scaled(5, 1), lambda model, devices: model, data).passed
+    if is_split:
+        assert run("whole", virtual=2).verification["passed"]
+        return
+    with pytest.raises(ConfigError, match=r"a batch of 4 rows into 2 parts, and inputs\[1\] has shape"):
+        run("whole", virtual=2)
