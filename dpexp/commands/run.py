@@ -168,7 +168,7 @@ def models(
     debug: Debug = False,
 ) -> None:
     """List the models, or the submodules of one with their sizes and shapes."""
-    from dpexp.engine.references import inventory, registry
+    from dpexp.engine.inventory import inventory, registry
     from dpexp.report import listing, terminal
 
     del debug  # print_error uses it

@@ -1,6 +1,8 @@
-"""Environment: versions, machine and code of a run, as far as they can change its result.
+"""Facts: versions, machine, code and files of a run, as far as they can change its result.
 
-Files: hashes of the files, folders and live objects that a run uses, which show a repeat what changed."""
+A Record has them as ``environment`` and ``files``: hashes of the files, folders and live objects that the run
+uses, which show a repeat what changed.
+"""
 
 from __future__ import annotations
 

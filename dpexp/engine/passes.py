@@ -142,12 +142,12 @@ class Measurement:
         self.journal.extend({f"metrics.{name}": [value] for name, value in figures.items()})
 
     def record_digests(self) -> None:
-        """Record digests of the trained weights and of their outputs, peak memory, and optimizer state."""
+        """Record optimizer state, digests of the trained weights and of their outputs, and peak memory."""
+        device_map = self.observations.device_map(self.trainer.optimizers)
         outputs = self.trainer.evaluate(next(self.prepared.batches(0, shuffle=False)))
         numbered = {str(index): tensor for index, tensor in enumerate(tensors.walk(outputs))}
         weights = tensors.digest(self.trainer.complete_parameters() | self.trainer.buffers())
         digest = {"weights": weights, "outputs": tensors.digest(numbered)}
-        device_map = self.observations.device_map(self.trainer.optimizers)
         self.journal.set(device_map=device_map, digest=digest, memory=self.observations.memory())
         self.journal.flush()
 

@@ -196,10 +196,8 @@ def _device_map_row(part: Part, kind: str, name: str, tensor: torch.Tensor) -> R
 def local_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
     """The tensors that hold the numbers of a tensor: this rank's shard, or indices and values."""
     if is_traceable_wrapper_subclass(tensor):
-        inner = [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]
-        return [
-            part for each in tensors.walk(inner) for part in local_parts(each)
-        ]  # a DTensor has a mesh, too
+        inner = [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]  # a DTensor's mesh, too
+        return [part for each in tensors.walk(inner) for part in local_parts(each)]
     if tensor.is_sparse:
         sparse: Any = tensor
         return [sparse._indices(), sparse._values()]

@@ -137,7 +137,7 @@ def models_sections(registry: Sequence[Row]) -> list[Section]:
 
 
 def inventory_sections(found: Row) -> list[Section]:
-    """The result of ``dpexp.engine.references.inventory``; modules that are alike share a row."""
+    """The result of ``dpexp.engine.inventory.inventory``; modules that are alike share a row."""
     names = {row["module"] for row in found["modules"]}
     rows = []
     for name, (kind, parameters, size, *others) in merged(
