@@ -66,7 +66,7 @@ def test_auto_without_an_accelerator_emulates_some(
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda **_: None)
     selection = request(strategy).select()
     assert selection == DeviceSelection(("auto",), tuple(devices.virtual(count)))
-    ranks = World(3, 4, 3, 4, "localhost", 0)
+    ranks = World(3, 4, 3, 4)
     if strategy == "hybrid":  # a device for each rank, not one for all of them
         assert request(strategy).of_rank(ranks).used == (torch.device("cpu", 3),)
 
@@ -120,7 +120,7 @@ def test_options_that_the_world_of_a_rank_contradicts_are_refused(
 ) -> None:
     asked = DeviceRequest(devices, None, RunConfig(strategy, options=options).options)
     with pytest.raises(ConfigError, match=message):
-        asked.of_rank(World(1, 2, 1, 2, "localhost", 0))
+        asked.of_rank(World(1, 2, 1, 2))
 
 
 @pytest.mark.gpu

@@ -200,8 +200,8 @@ def init_process_group(
     except (RuntimeError, OSError, ValueError) as error:
         raise LostContact(
             f"rank {world.rank} of {world.size} on host {world.host} did not meet every other rank at "
-            f"{world.address}:{world.port} within {options.comm_timeout:g} s (--comm-timeout): "
-            f"{str(error).splitlines()[0]}"
+            f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']} within {options.comm_timeout:g} s "
+            f"(--comm-timeout): {str(error).splitlines()[0]}"
         ) from error
     group = ProcessGroup(options.mesh_of(world.size))
     group.watch(store, options.comm_timeout)

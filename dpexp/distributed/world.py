@@ -11,6 +11,7 @@ from typing import Any
 
 from dpexp.config.errors import ConfigError
 from dpexp.config.mesh import Dimension, Mesh
+from dpexp.record.journal import new_run_id
 
 RUN_ID = "DPEXP_RUN_ID"
 """In the environment of ranks that ``launch`` has started: the id of their run."""
@@ -22,16 +23,13 @@ _runs = itertools.count()
 class World:
     """One rank of ``size``; ``local_rank`` of the ``local_size`` on this host, which has the name ``host``.
 
-    The first rank listens at ``address`` and ``port``. ``attempt`` counts the restarts of all ranks; 0 where
-    hosts count them apart. ``run`` counts the runs of the ranks' program.
+    ``attempt`` counts the restarts of all ranks, if they have one agent; ``run`` the runs of their program.
     """
 
     rank: int
     size: int
     local_rank: int
     local_size: int
-    address: str
-    port: int
     host: str = field(default_factory=platform.node)
     attempt: int = 0
     run: int = 0
@@ -40,7 +38,7 @@ class World:
     def of(cls) -> World | None:
         """The world that the environment describes; None if the process is not a rank.
 
-        Raises ConfigError where the variables are incomplete or contradict each other.
+        Raises ConfigError where variables are missing.
         """
         environ = os.environ
         if "RANK" not in environ and "WORLD_SIZE" not in environ:
@@ -51,19 +49,10 @@ class World:
                 f"RANK or WORLD_SIZE is set, but not {', '.join(missing)}: start the ranks with "
                 "torchrun, or unset RANK and WORLD_SIZE"
             )
-        numbers = [name for name in _VARIABLES if name != "MASTER_ADDR"]
-        for name in numbers:
-            if not environ[name].isdecimal():
-                raise ConfigError(
-                    f"environment variable {name}='{environ[name]}' is not a whole number: torchrun sets it"
-                )
-        rank, size, local_rank, local_size, port = (int(environ[name]) for name in numbers)
-        if not (local_rank < local_size <= size and rank < size):
-            found = ", ".join(f"{name}={environ[name]}" for name in numbers[:4])
-            raise ConfigError(f"the world does not add up: {found}; ranks count from 0")
-        restarts = environ.get("TORCHELASTIC_RESTART_COUNT", "")
-        attempt = int(restarts) if restarts.isdecimal() and local_size == size else 0
-        return cls(rank, size, local_rank, local_size, environ["MASTER_ADDR"], port, attempt=attempt)
+        rank, size, local_rank, local_size = (int(environ[name]) for name in _VARIABLES[:4])
+        restarts = int(environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+        attempt = restarts if local_size == size else 0  # hosts count them apart
+        return cls(rank, size, local_rank, local_size, attempt=attempt)
 
     @classmethod
     def of_next_run(cls) -> World | None:
@@ -75,23 +64,18 @@ class World:
         """The id that the first rank gives to the run: the same after a restart by the same agent."""
         import psutil
 
-        if RUN_ID in os.environ:
-            return os.environ[RUN_ID]
+        launched, job = os.environ.get(RUN_ID), os.environ.get("TORCHELASTIC_RUN_ID")
+        if launched or job is None:  # without torchrun nothing restarts
+            return launched or new_run_id()
         agent = psutil.Process(os.getppid())
-        identity = [
-            self.host,
-            agent.pid,
-            agent.create_time(),
-            os.environ.get("TORCHELASTIC_RUN_ID"),
-            self.run,
-        ]
+        identity = [self.host, agent.pid, agent.create_time(), job, self.run]
         return hashlib.sha256(repr(identity).encode()).hexdigest()[:12]
 
 
 def restarts_left() -> int:
     """How often torchrun will still start this host's ranks again after one ends with an error."""
-    most, done = (os.environ.get(f"TORCHELASTIC_{name}", "") for name in ("MAX_RESTARTS", "RESTART_COUNT"))
-    return int(most) - int(done) if most.isdecimal() and done.isdecimal() else 0
+    most, done = (os.environ.get(f"TORCHELASTIC_{name}", 0) for name in ("MAX_RESTARTS", "RESTART_COUNT"))
+    return int(most) - int(done)
 
 
 @dataclass(frozen=True)
