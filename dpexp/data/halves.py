@@ -6,7 +6,7 @@ sum             loss(a, b)  =  loss(a) + loss(b)
 
 import copy
 import math
-from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import nn
@@ -26,9 +26,8 @@ KINDS = {"rows": "a mean over rows", "tokens": "a mean over what it is weighted 
 def no_mean_over_rows(model: nn.Module, objective: Objective, batch: Batch) -> str:
     """That the loss of the batch is not that of its halves together, and what to give; empty where it is.
 
-    A copy of the model computes on one device, in eval mode, in float64 and without gradients: the outputs of
-    all rows, or those of each half where the forward returns the loss or a method computes it. Empty also
-    where halves say nothing: the loss does not take them, draws random numbers or is not finite.
+    A copy of the model computes all rows and each half in eval mode, in float64 and without gradients. Empty
+    also where halves say nothing: the loss does not take them, draws random numbers or is not finite.
     """
     if batch.rows < 2:
         return ""
@@ -49,23 +48,18 @@ def no_mean_over_rows(model: nn.Module, objective: Objective, batch: Batch) -> s
 
 def _losses(model: nn.Module, objective: Objective, batch: Batch) -> tuple[float, float, float]:
     """The loss of all rows, that of the halves together, and the largest difference by rounding."""
-    inputs, targets = tensors.cast((batch.inputs, batch.targets), torch.float64)
     module = tensors.cast_module(copy.deepcopy(model), torch.float64).eval()
-    outputs, of_all = module(*inputs), objective.of(module)
-    whole = of_all.on_one_device(outputs, targets)
-    split = replace(batch, inputs=(outputs,), targets=targets)
-    calls = of_all.is_inside or of_all.is_method or bool(split.whole())
-    if calls:
-        split = replace(split, inputs=inputs)
-        if any(isinstance(each, _BatchNorm) and each.running_mean is None for each in module.modules()):
-            raise RuntimeError("batch norms without running statistics mix the rows")
-    middle, before = batch.rows // 2, torch.get_rng_state()
-    halves = [split.sliced(rows) for rows in (slice(0, middle), slice(middle, batch.rows))]
-    losses = []
-    for half, weight in zip(halves, objective.weights(halves), strict=True):
-        outputs = module(*half.inputs) if calls else half.inputs[0]
-        losses.append(weight * float(objective.of(module).on_one_device(outputs, half.targets)))
+    if any(isinstance(each, _BatchNorm) and each.running_mean is None for each in module.modules()):
+        raise RuntimeError("batch norms without running statistics mix the rows")
+    batch = batch.changed(partial(tensors.cast, dtype=torch.float64))
+    before, middle = torch.get_rng_state(), batch.rows // 2
+    parts = [batch, batch.sliced(slice(0, middle)), batch.sliced(slice(middle, batch.rows))]
+    whole, *of_halves = [
+        objective.of(module).on_one_device(module(*part.inputs), part.targets) for part in parts
+    ]
     if not torch.equal(before, torch.get_rng_state()):
         raise RuntimeError("it draws random numbers")
+    weights = objective.weights(parts[1:])
+    losses = [weight * float(loss) for weight, loss in zip(weights, of_halves, strict=True)]
     relative = max(LIMIT, 1000 * torch.finfo(whole.dtype).eps)
     return float(whole), math.fsum(losses), relative * max(abs(float(whole)), *map(abs, losses))

@@ -131,7 +131,7 @@ def _git(root: Path, *arguments: str) -> str | None:
 
 
 def file_hashes(named: Iterable[Reference], data_sha256: str = "") -> list[Row]:
-    """``{path, sha256}`` of each file, folder and live object among the references, and that is there.
+    """``{path, sha256}`` of each file and live object among the references, and that is there.
 
     ``data_sha256`` is that of the samples, for data that is a live object.
     """
@@ -156,25 +156,12 @@ def is_relative(path: str) -> bool:
 
 
 def _sha256(path: str) -> str | None:
-    """Of a file, or of a folder's text files and their names; None where there is none that can be read."""
+    """Of a file; None where there is none that can be read."""
     found = Path(path).expanduser()
     try:
-        if found.is_dir():
-            return _folder_sha256(found)
         if not found.is_file():
             return None
         with open(found, "rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError:
         return None
-
-
-def _folder_sha256(folder: Path) -> str:
-    from dpexp.data.text import SUFFIXES
-
-    paths = (Path(place) / name for place, _, names in os.walk(folder) for name in names)
-    texts = sorted(path for path in paths if path.suffix.lower() in SUFFIXES and path.is_file())
-    digest = hashlib.sha256()
-    for path in texts:
-        digest.update(f"{path.relative_to(folder)}\0{_sha256(str(path))}\n".encode(errors="surrogateescape"))
-    return digest.hexdigest()

@@ -168,17 +168,6 @@ def test_target_of_each_byte_is_the_next_byte(tmp_path: Path) -> None:
     assert torch.equal(shuffled.targets, shuffled.inputs[0] + 1)
 
 
-def test_folder_is_read_in_the_order_of_its_paths(tmp_path: Path) -> None:
-    (tmp_path / "sub").mkdir()
-    (tmp_path / "sub" / "c.md").write_text("cc")
-    (tmp_path / "b.txt").write_text("bb")
-    (tmp_path / "a.TXT").write_text("aa")
-    (tmp_path / "empty.txt").write_text("")
-    (tmp_path / "picture.png").write_bytes(b"\x89PNG")
-    batch = next(ready(f"text:{tmp_path},length=5", "embedding").batches(9, shuffle=False))
-    assert bytes(batch.inputs[0][0].tolist()) == b"aabbc"
-
-
 def test_text_decides_the_rows_of_the_embedding_unless_an_option_does(tmp_path: Path) -> None:
     (tmp_path / "book.txt").write_text("abc" * 100)
     source = named.source(f"text:{tmp_path / 'book.txt'}")
