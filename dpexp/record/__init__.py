@@ -4,7 +4,7 @@
 
     runs/<run_id>/journal.jsonl    append-only, synced at every flush: the truth          journal.py
                   record.json      its fold, written when the run ends                    record.py
-                  profiler_trace.json    of --profile                                     files.py
+                  profile.json.gz, .txt  of --profile                                     files.py
 
 Start reading in record.py, which defines the Record and reads it. view.py computes its figures, each once,
 and figures.py names them; files.py writes files that are private and whole; runs.py finds runs by name. Every

@@ -2,7 +2,6 @@
 
 import gzip
 import json
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -81,17 +80,6 @@ def test_where_the_profiler_cannot_start_the_run_finishes_with_a_note(dpexp_home
     assert any(each.key == "aten::addmm" for each in outer.key_averages())  # the other profiler went on
 
 
-class Threaded(torch.nn.Linear):
-    """Computes in a new thread, as the replicas of several accelerators do."""
-
-    def __init__(self) -> None:
-        super().__init__(5, 2)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        with ThreadPoolExecutor(1) as pool:
-            return pool.submit(super().forward, x).result()
-
-
 class Fragile(torch.nn.Linear):
     """Does not stand to be profiled."""
 
@@ -102,12 +90,6 @@ class Fragile(torch.nn.Linear):
         if torch.autograd.profiler._is_profiler_enabled:
             raise ValueError("a profiler is on")
         return super().forward(x)
-
-
-def test_operators_in_other_threads_are_seen(dpexp_home: Path) -> None:
-    model = f"{__file__}:Threaded"
-    recorded(dpexp_home, RunConfig("single", devices="cpu", profile=True, model=model, **SHORT))
-    assert len(spans(trace(dpexp_home / "runs/run"), "aten::addmm")) == STEPS
 
 
 def test_a_model_that_fails_under_the_profiler_leaves_a_note(dpexp_home: Path) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import journals
 import pytest
 
-from dpexp.record.files import PROFILER_TRACE, JournalError
+from dpexp.record.files import PROFILE_TRACE, JournalError
 from dpexp.record.journal import JOURNAL, RECORD
 from dpexp.record.record import Record, finish
 from dpexp.record.runs import IMPORTED, UnknownRunError, delete_run, find, import_journal, summaries
@@ -66,15 +66,15 @@ def test_a_name_cannot_command_the_terminal(runs: Path) -> None:
 
 def test_a_run_from_another_machine_joins_the_runs_and_is_marked(runs: Path, tmp_path: Path) -> None:
     foreign = journals.complete(tmp_path / "runs", "abroad")
-    foreign.with_name(PROFILER_TRACE).write_bytes(b'{"traceEvents":[]}')
+    foreign.with_name(PROFILE_TRACE).write_bytes(b'{"traceEvents":[]}')
     for _ in range(2):
         folder = import_journal(foreign, runs)
         assert folder == runs / "abroad"
-        names = {JOURNAL, RECORD, PROFILER_TRACE, IMPORTED}
+        names = {JOURNAL, RECORD, PROFILE_TRACE, IMPORTED}
         assert {path.name: path.stat().st_mode & 0o777 for path in folder.iterdir()} == dict.fromkeys(
             names, 0o600
         )
-        for name in (JOURNAL, PROFILER_TRACE):
+        for name in (JOURNAL, PROFILE_TRACE):
             assert (folder / name).read_bytes() == foreign.with_name(name).read_bytes()
         assert Record.load(folder) == Record.load(foreign.parent)
 

@@ -25,6 +25,7 @@ from mlflow_reader import (
 from dpexp import report
 from dpexp.config.run_config import RunConfig
 from dpexp.record.figures import At, figures
+from dpexp.record.files import PROFILE_TABLE, PROFILE_TRACE
 from dpexp.record.journal import JOURNAL
 from dpexp.record.record import Record, finish, fold
 from dpexp.record.runs import import_journal
@@ -67,6 +68,8 @@ def test_a_run_arrives_complete(home: Path, uri: str) -> None:
     journals.step(journal, 0, 100)
     journal.set(memory={"cpu": 250_000_000, "cuda:0": 1_500_000_000})
     journals.phases(journal)
+    for name in (PROFILE_TRACE, PROFILE_TABLE):
+        (journal.folder / name).write_text("of the profiler")
     synced(home, journals.end(journal))
     found, record = everything(uri, "complete"), fold(journal.path)
     assert found["experiment"] == "dpexp"
@@ -86,7 +89,8 @@ def test_a_run_arrives_complete(home: Path, uri: str) -> None:
     assert found["datasets"] == [("random", ("ab" * 32)[:36])]
     assert json.loads(found["artifacts"]["record.json"]) == record.to_dict()
     drawn = {"timeline.html", "phases.png", "layout.png", "trace.json"}
-    assert drawn | {"shapes.json", "device_map.json"} <= set(found["artifacts"])
+    drawn |= {"shapes.json", "device_map.json", PROFILE_TRACE, PROFILE_TABLE}
+    assert drawn <= set(found["artifacts"])
     view = (
         MlflowClient(uri).get_experiment(only_run(uri, "complete").info.experiment_id).tags[columns.VIEW_TAG]
     )
