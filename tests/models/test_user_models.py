@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from command_lines import CommandLines
-from printed import blocks, write_examples
+from printed import ROOT, blocks, write_examples
 
 from dpexp.config.run_config import RunConfig
 from dpexp.engine.prepare import prepare
@@ -39,16 +39,14 @@ def test_random_data_of_the_docs_is_the_same_on_every_rank_and_in_every_run(
     assert first["steps"]["loss"] == second["steps"]["loss"]
 
 
-def test_arrays_and_a_log_of_clicks_of_the_docs_are_data(
-    command_lines: CommandLines, dpexp_home: Path, tmp_path: Path
-) -> None:
-    write_examples(PAGE, tmp_path)
-    subprocess.run([sys.executable, "some_data.py"], cwd=tmp_path, check=True)
-    for words in examples():
-        if "logs.py" in " ".join(words):
-            run = command_lines.run([*words, *SHORT, "--json"], tmp_path, DPEXP_HOME=str(dpexp_home))
-            assert run.code == 0, run.stderr
-            assert json.loads(run.stdout)["verification"]["passed"] is True
+def test_a_log_of_clicks_is_data(command_lines: CommandLines, dpexp_home: Path, tmp_path: Path) -> None:
+    program = ROOT / "examples" / "click_logs.py"
+    subprocess.run([sys.executable, program, "clicks.tsv"], cwd=tmp_path, check=True)
+    (words,) = [words for words in examples() if "click_logs.py" in " ".join(words)]
+    line = [word.replace("examples/click_logs.py", str(program)) for word in words]
+    run = command_lines.run([*line, *SHORT, "--json"], tmp_path, DPEXP_HOME=str(dpexp_home))
+    assert run.code == 0, run.stderr
+    assert json.loads(run.stdout)["verification"]["passed"] is True
 
 
 DRAWS = """
