@@ -150,29 +150,13 @@ def _loss(objective: Objective, outputs: Any, targets: Any) -> torch.Tensor:
 
 
 def _unused(model: nn.Module, loss: torch.Tensor) -> list[str]:
-    """The parameters that train, and that the loss does not depend on."""
+    """The parameters that train, and that the loss does not depend on, as far as autograd says."""
     trainable = {name: tensor for name, tensor in model.named_parameters() if tensor.requires_grad}
-    gradients = _gradients(loss, list(trainable.values()))
-    return [name for name, gradient in zip(trainable, gradients, strict=True) if gradient is None]
-
-
-def _gradients(loss: torch.Tensor, parameters: list[nn.Parameter]) -> list[torch.Tensor | None]:
-    """The gradients, None where the loss does not depend on the parameter; the parameters keep theirs.
-
-    ``autograd.grad`` refuses reentrant checkpointing. Hooks on finished gradients, which may train, wait.
-    """
-    kept = [(each, each.grad, each._post_accumulate_grad_hooks or {}) for each in parameters]
-    copies = [dict(hooks) for *_, hooks in kept]
     try:
-        for parameter, _, hooks in kept:
-            parameter.grad = None
-            hooks.clear()  # setting the attribute to None leaves them in place
-        loss.backward()  # type: ignore[no-untyped-call]
-        return [parameter.grad for parameter in parameters]
-    finally:
-        for (parameter, gradient, hooks), copied_hooks in zip(kept, copies, strict=True):
-            parameter.grad = gradient
-            hooks.update(copied_hooks)
+        gradients = torch.autograd.grad(loss, list(trainable.values()), allow_unused=True)
+    except RuntimeError:  # of reentrant checkpointing, which only takes backward
+        return []
+    return [name for name, gradient in zip(trainable, gradients, strict=True) if gradient is None]
 
 
 @contextmanager
