@@ -10,7 +10,7 @@ from dpexp.distributed.world import Member
 from dpexp.engine.facts import directory, environment, file_hashes, torch_environment
 from dpexp.engine.prepared import Prepared
 from dpexp.engine.references import references
-from dpexp.measurement.observe import device_map, observe, observed, optimizer_map
+from dpexp.measurement.observe import device_map, observe, observed
 from dpexp.record.journal import now
 from dpexp.record.record import Row
 from dpexp.record.redact import redact_values
@@ -81,11 +81,9 @@ class Observations:
         return facts
 
     def device_map(self, optimizers: Optimizers | None = None) -> list[Row]:
-        """``device_map`` of a Record: see ``observe.device_map``, and ``optimizer_map`` of the optimizers."""
-        rows = device_map(self._placed)
-        if optimizers is not None:
-            rows += optimizer_map(self._placed, optimizers.states())
-        return self._merged(_merged_device_map, rows)
+        """``device_map`` of a Record: see ``observe.device_map``."""
+        states = optimizers.states() if optimizers is not None else ()
+        return self._merged(_merged_device_map, device_map(self._placed, states))
 
     def shapes(self) -> list[Row]:
         """``shapes`` of a Record: see ``observe.observe``."""

@@ -25,11 +25,7 @@ class StepLog:
     """
 
     def __init__(
-        self,
-        journal: Journal,
-        group: ProcessGroup,
-        signals: SignalHandler,
-        progress: ProgressBar,
+        self, journal: Journal, group: ProcessGroup, signals: SignalHandler, progress: ProgressBar
     ) -> None:
         self.written, self.pending = 0, list[TimedStep]()
         self._journal, self._group, self._signals = journal, group, signals
@@ -52,51 +48,44 @@ class StepLog:
         """Write the pending steps to the journal; returns their losses, of the rows of all ranks."""
         if not self.pending:
             return []
-        times_ms, wall_ms, losses = self._gather()
-        self._write(times_ms, wall_ms, losses)
+        steps = self._of_all_ranks()
+        self._write(steps)
         self._journal.flush()
         self.restart_interval()
-        self._progress.advance(len(losses), times_ms[-1], losses[-1])
-        return losses
+        last_ms, _, last_loss = steps[-1]
+        self._progress.advance(len(steps), last_ms, last_loss)
+        return [loss for _, _, loss in steps]
 
     def keep(self) -> None:
         """After an error: write what this process has, unless only all ranks together know the losses."""
         if self._group.size == 1 and self.pending:
-            times_ms, wall_ms = self._times()
-            self._write(times_ms, wall_ms, [float(step.loss) for step in self.pending])
+            self._write(self._of_all_ranks())
 
-    def _times(self) -> tuple[list[float], list[float]]:
-        """(times, wall times) in ms of this rank's pending steps."""
-        return [step.ms for step in self.pending], [step.wall_ms for step in self.pending]
-
-    def _gather(self) -> tuple[list[float], list[float], list[float]]:
-        """(times in ms, wall times in ms, losses) of the pending steps, the same on all ranks.
+    def _of_all_ranks(self) -> list[tuple[float, float, float]]:
+        """(ms, wall ms, loss) of each pending step, the same on all ranks.
 
         The times of a step are those of its slowest rank. Its loss is that of the rows of all ranks.
         """
-        (times_ms, wall_ms), losses = self._times(), _on_host([step.loss for step in self.pending])
-        if self._group.size == 1:
-            return times_ms, wall_ms, losses
-        terms = [
-            loss * step.weight if step.weight else 0.0
-            for loss, step in zip(losses, self.pending, strict=True)
-        ]
-        by_rank = self._group.all_gather([*terms, *times_ms, *wall_ms])
-        by_step = list(zip(*by_rank, strict=True))
-        by_dp_rank = zip(*self._group.one_of_each_dp_rank(by_rank), strict=True)
-        losses = [sum(rank_terms) for rank_terms in by_dp_rank][: len(terms)]
-        slowest = [max(rank_times) for rank_times in by_step[len(terms) :]]
-        times_ms, wall_ms = slowest[: len(terms)], slowest[len(terms) :]
-        mean_ms = sum(times_ms) / len(times_ms)
+        group, losses = self._group, _on_host([step.loss for step in self.pending])
+        steps = list(zip(self.pending, losses, strict=True))
+        if group.size == 1:
+            return [(step.ms, step.wall_ms, loss) for step, loss in steps]
+        terms = [(step.ms, step.wall_ms, loss * step.weight if step.weight else 0.0) for step, loss in steps]
+        gathered = []
+        for by_rank in zip(*group.all_gather(terms), strict=True):
+            ms, wall_ms, _ = map(max, zip(*by_rank, strict=True))
+            gathered.append((ms, wall_ms, sum(term for _, _, term in group.one_of_each_dp_rank(by_rank))))
+        mean_ms = sum(ms for ms, _, _ in gathered) / len(gathered)
         self._steps_per_flush = max(1, min(1000, round(FLUSH_SECONDS * 1e3 / max(mean_ms, 1e-3))))
-        return times_ms, wall_ms, losses
+        return gathered
 
-    def _write(self, times_ms: list[float], wall_ms: list[float], losses: list[float]) -> None:
+    def _write(self, steps: list[tuple[float, float, float]]) -> None:
+        times_ms, wall_ms, losses = map(list, zip(*steps, strict=True))
         times = {"steps.time_ms": times_ms, "steps.wall_ms": wall_ms}
         rounded = {key: [round(ms, 6) for ms in values] for key, values in times.items()}
         rows = [step.rows for step in self.pending]
         self._journal.extend({**rounded, "steps.loss": losses, "steps.samples": rows})
-        self.written += len(losses)
+        self.written += len(steps)
         self.pending = []
 
 

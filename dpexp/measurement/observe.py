@@ -143,36 +143,32 @@ def _no_update() -> None:
     """The step ends before it; the forward records what backward needs."""
 
 
-def device_map(placed: Placed) -> list[Row]:
+def device_map(
+    placed: Placed, states: Iterable[tuple[str, nn.Parameter, Mapping[str, Any]]] = ()
+) -> list[Row]:
     """A row for each parameter and buffer: module, shape, dtype, bytes, device, devices of its replicas.
 
-    A tied parameter has one row.
+    A tied parameter has one row. The tensors that an optimizer keeps follow, as ``weight: exp_avg``:
+    ``states`` are those of ``Optimizers``.
     """
-    rows: dict[int, Row] = {}
+    kept = {id(parameter): state for _, parameter, state in states}
+    rows, of_optimizer = dict[int, Row](), list[Row]()
     for part in parts(placed.module):
         for name, parameter in part.module.named_parameters(recurse=False):
-            full_shape = placed.shards.full_shapes.get(f"{part.name}.{name}".lstrip("."))
+            full_name = f"{part.name}.{name}".lstrip(".")
             row = _device_map_row(part, "parameter", name, parameter)
             row |= {} if parameter.requires_grad else {"frozen": True}
-            unit = placed.shards.units.get(f"{part.name}.{name}".lstrip("."))
+            unit = placed.shards.units.get(full_name)
             row |= {} if unit is None else {"unit": unit}
+            full_shape = placed.shards.full_shapes.get(full_name)
             rows.setdefault(id(parameter), row | _sharding(part.module, parameter, full_shape))
-        for name, buffer in part.module.named_buffers(recurse=False):
-            rows.setdefault(id(buffer), _device_map_row(part, "buffer", name, buffer))
-    return list(rows.values())
-
-
-def optimizer_map(placed: Placed, states: Iterable[tuple[str, nn.Parameter, Mapping[str, Any]]]) -> list[Row]:
-    """Rows as of ``device_map`` for the tensors that an optimizer keeps, as ``weight: exp_avg``."""
-    kept = {id(parameter): state for _, parameter, state in states}
-    rows = []
-    for part in parts(placed.module):
-        for name, parameter in part.module.named_parameters(recurse=False):
             for key, value in kept.pop(id(parameter), {}).items():
                 if isinstance(value, torch.Tensor) and value.dim():
                     row = _device_map_row(part, "optimizer", f"{name}: {key}", value)
-                    rows.append(row | {"replicas": []} | _sharding(part.module, value, None))
-    return rows
+                    of_optimizer.append(row | {"replicas": []} | _sharding(part.module, value, None))
+        for name, buffer in part.module.named_buffers(recurse=False):
+            rows.setdefault(id(buffer), _device_map_row(part, "buffer", name, buffer))
+    return [*rows.values(), *of_optimizer]
 
 
 def device_of(part: Part, tensor: torch.Tensor) -> torch.device:

@@ -19,7 +19,7 @@ from dpexp import devices, tensors
 from dpexp.config.errors import describe
 from dpexp.data.batch import Batch
 from dpexp.measurement.flops import CountFlops
-from dpexp.measurement.observe import device_map, device_of, local_parts, optimizer_map, size_of
+from dpexp.measurement.observe import device_map, device_of, local_parts, size_of
 from dpexp.parallel import DataParallel
 from dpexp.record.record import Row
 from dpexp.strategies.modules import Wrapper, parts
@@ -171,7 +171,7 @@ def resident(placed: Placed, trainer: Trainer) -> dict[str, _Bytes]:
     names = {"parameter": "parameters", "buffer": "buffers", "optimizer": "optimizer"}
     found = {name: _Bytes() for name in names.values()}
     states = trainer.optimizers.states() if trainer.optimizers is not None else ()
-    for row in [*device_map(placed), *optimizer_map(placed, states)]:
+    for row in device_map(placed, states):
         for device in (row["device"], *row["replicas"]):
             found[names[row["kind"]]][device] += row["bytes"]
     return found
