@@ -45,6 +45,8 @@ class Batch:
         """The part of this global batch that a rank computes."""
         local = rank_rows(self.rows)
         rows = local.stop - local.start
+        if rows == self.rows:
+            return self
         return self.sliced(local if rows else slice(0, min(self.rows, STAND_IN_ROWS)), rows)
 
     def sliced(self, rows: slice, counted: int | None = None) -> Batch:

@@ -87,7 +87,7 @@ def rows_of_batch(data: Any) -> int | None:
     """The rows of a batch of a loader or a list, or of the first of two; None where there are no batches."""
     data = data[0] if isinstance(data, tuple) and data and isinstance(data[0], DataLoader) else data
     if isinstance(data, DataLoader):
-        return data.batch_size
+        return getattr(data.batch_sampler, "batch_size", data.batch_size)
     first = next(tensors.walk(data[0]), None) if isinstance(data, list) and data else None
     return len(first) if first is not None and first.dim() else None
 

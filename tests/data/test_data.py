@@ -1,4 +1,4 @@
-"""Data: sources are checked before a run, and their order is the same in every process."""
+"""Sources of data: their samples and order are the same in every process, and fit the model."""
 
 import os
 import subprocess
@@ -10,33 +10,25 @@ import named
 import pytest
 import torch
 from command_lines import HELPERS, ROOT
-from torch import Tensor, nn
+from torch import Tensor
 
 from dpexp.config.errors import ConfigError
+from dpexp.data.batch import Batch
 from dpexp.data.dataset import Dataset
 from dpexp.data.synthetic import power_law
 
 
-def ready(data_text: str, model_text: str, loss: str = "", seed: int = 0) -> Dataset:
-    source = named.source(data_text, loss)
+def ready(data_text: str, model_text: str, seed: int = 0) -> Dataset:
+    source = named.source(data_text)
     torch.manual_seed(seed)
     return source.dataset(named.build(model_text, source.features), seed)
 
 
-def rows_of(batches: Any) -> list[int]:
-    return [batch.rows for batch in batches]
-
-
-# --- batches and their order ---------------------------------------------------------------------
-
-
 def test_epoch_ends_with_an_uneven_batch() -> None:
     dataset = ready("random", "linear")
-    assert dataset.epochs.samples == 100
-    assert rows_of(dataset.batches(30)) == [30, 30, 30, 10]
-    assert rows_of(dataset.batches(1000)) == [100]
-    for batch in dataset.batches(30):
-        assert [len(tensor) for tensor in (*batch.inputs, batch.targets)] == [batch.rows] * 2
+    assert [batch.rows for batch in dataset.batches(30)] == [30, 30, 30, 10]
+    assert [batch.rows for batch in dataset.batches(1000)] == [100]
+    assert (dataset.epochs.rows(30), dataset.epochs.rows(50)) == ({30: 3, 10: 1}, {50: 2})
 
 
 def test_order_depends_on_seed_and_epoch_only() -> None:
@@ -47,7 +39,9 @@ def test_order_depends_on_seed_and_epoch_only() -> None:
 
     expected = targets(seed=3, epoch=1)
     torch.manual_seed(99)
+    state = torch.random.get_rng_state()
     assert torch.equal(targets(seed=3, epoch=1), expected)
+    assert torch.equal(torch.random.get_rng_state(), state)
     assert not torch.equal(targets(seed=3, epoch=2), expected)
     assert not torch.equal(targets(seed=4, epoch=1), expected)
     unshuffled = targets(shuffle=False)
@@ -70,14 +64,20 @@ def test_samples_and_order_are_equal_in_another_process(capsys: pytest.CaptureFi
     assert len(other.splitlines()) == 3
 
 
-# --- digests and types ---------------------------------------------------------------------------
+def test_a_rank_computes_its_rows_and_without_any_two_of_weight_zero() -> None:
+    batch = Batch((torch.arange(10.0),), torch.arange(10), 10, 10)
+    parts = [batch.part(lambda rows, at=at: slice(at, min(at + 4, rows))) for at in (0, 4, 8)]
+    assert torch.equal(torch.cat([part.targets for part in parts]), batch.targets)
+    assert [part.weight for part in parts] == [0.4, 0.4, 0.2]
+    empty = batch.part(lambda rows: slice(rows, rows))
+    assert (empty.rows, empty.global_rows, empty.weight, len(empty.targets)) == (0, 10, 0, 2)
 
 
-def test_digest_depends_on_the_samples_only() -> None:
-    one, same, other = (ready("random", "linear", seed=seed) for seed in (0, 0, 1))
-    assert one.digest == same.digest
-    assert one.digest != other.digest
-    assert len(one.digest) == 64
+def test_the_digest_is_that_of_the_first_samples_and_of_how_many_there_are() -> None:
+    texts = ("random:samples=2000", "random:samples=2000", "random:samples=3000", "random:samples=2001")
+    one, same, more, one_more = (ready(text, "linear").digest for text in texts)
+    assert one == same
+    assert len({one, more, one_more, ready(texts[0], "linear", seed=1).digest}) == 4
 
 
 def test_only_floating_point_tensors_change_their_type() -> None:
@@ -89,39 +89,7 @@ def test_only_floating_point_tensors_change_their_type() -> None:
         assert batch.targets.dtype is torch.float64
 
 
-# --- random --------------------------------------------------------------------------------------
-
-
-class PlainModel(nn.Module):
-    """A model without any of the optional attributes."""
-
-
-class ModelWithExample(nn.Module):
-    def __init__(self, returned: Any) -> None:
-        super().__init__()
-        self.returned = returned
-
-    def example(self, samples: int, generator: torch.Generator) -> Any:
-        return self.returned
-
-
-@pytest.mark.parametrize(
-    ("returned", "words"),
-    [
-        (None, r"found NoneType with tensors \[\]"),
-        (torch.zeros(100, 2), r"found Tensor with tensors \[\[100, 2\]\]"),
-        (
-            (torch.zeros(100, 2), torch.zeros(99)),
-            r"100 rows; found tuple with tensors \[\[100, 2\], \[99\]\]",
-        ),
-    ],
-)
-def test_error_for_a_wrong_example_describes_it(returned: Any, words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
-        named.source("random").dataset(ModelWithExample(returned), 0)
-
-
-# --- digits --------------------------------------------------------------------------------------
+# --- digits and text -----------------------------------------------------------------------------
 
 
 def test_digits_have_the_shape_that_the_model_takes() -> None:
@@ -129,8 +97,10 @@ def test_digits_have_the_shape_that_the_model_takes() -> None:
         name: next(ready("digits", name).batches(30)).inputs[0].shape for name in ("cnn", "linear", "rnn")
     }
     assert shapes == {"cnn": (30, 1, 8, 8), "linear": (30, 64), "rnn": (30, 8, 8)}
-    torch.manual_seed(0)
-    assert next(named.source("digits").dataset(PlainModel(), 0).batches(2)).inputs[0].shape == (2, 1, 8, 8)
+    with pytest.raises(ConfigError, match=r"samples are images \(1, 8, 8\) and the model takes integer ids"):
+        ready("digits", "embedding")
+    with pytest.raises(ConfigError, match=r"sequences of vectors .* model takes dense features and ids"):
+        ready("sequences", "dlrm")
 
 
 def test_split_of_digits_does_not_depend_on_the_seed() -> None:
@@ -146,36 +116,15 @@ def test_split_of_digits_does_not_depend_on_the_seed() -> None:
     assert not any(tuple(image.tolist()) in training for image in images[1])
 
 
-def test_model_of_another_input_kind_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"samples are images \(1, 8, 8\) and the model takes integer ids"):
-        ready("digits", "embedding")
-    with pytest.raises(ConfigError, match=r"sequences of vectors .* model takes dense features and ids"):
-        ready("sequences", "dlrm")
-
-
-# --- text ----------------------------------------------------------------------------------------
-
-
 def test_target_of_each_byte_is_the_next_byte(tmp_path: Path) -> None:
     (tmp_path / "book.txt").write_bytes(bytes(range(256)))
     dataset = ready(f"text:{tmp_path / 'book.txt'},length=5", "embedding")
     assert dataset.epochs.samples == 51
     batch = next(dataset.batches(51, shuffle=False))
     assert batch.inputs[0].tolist()[:2] == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
-    assert torch.equal(batch.targets, batch.inputs[0] + 1)
-    assert batch.inputs[0].dtype is torch.int64
-    shuffled = next(dataset.batches(51))
-    assert torch.equal(shuffled.targets, shuffled.inputs[0] + 1)
-
-
-def test_text_decides_the_rows_of_the_embedding_unless_an_option_does(tmp_path: Path) -> None:
-    (tmp_path / "book.txt").write_text("abc" * 100)
-    source = named.source(f"text:{tmp_path / 'book.txt'}")
-    shapes = [
-        [tuple(p.shape) for p in named.build(text, source.features).parameters()][:2]
-        for text in ("embedding", "embedding:rows=100")
-    ]
-    assert shapes == [[(256, 10), (256, 10)], [(100, 10), (256, 10)]]
+    for each in (batch, next(dataset.batches(51))):
+        assert torch.equal(each.targets, each.inputs[0] + 1)
+        assert each.inputs[0].dtype is torch.int64
 
 
 def test_large_file_is_mapped_and_not_read(tmp_path: Path) -> None:
@@ -203,15 +152,8 @@ def test_ids_follow_the_power_law() -> None:
     assert ((counts - expected) ** 2 / expected).sum().item() < 999 + 5 * (2 * 999) ** 0.5
 
 
-def test_ids_of_a_billion_rows_need_no_table() -> None:
-    dataset = named.source("clicks:rows=1000000000,samples=1000").dataset(PlainModel(), 0)
-    ids = next(dataset.batches(1000)).inputs[1]
-    assert ids.max() > 100_000_000
-    assert (ids == 0).double().mean() > 0.02
-
-
 def test_clicks_depend_on_ids_and_features() -> None:
-    dataset = named.source("clicks:samples=4000,rows=5,tables=1,dense=1,skew=0").dataset(PlainModel(), 0)
+    dataset = ready("clicks:samples=4000,rows=5,tables=1,dense=1,skew=0", "dlrm")
     batch = next(dataset.batches(4000, shuffle=False))
     (_dense, ids), clicks = batch.inputs, batch.targets
     rates = [clicks[ids[:, 0] == row].mean().item() for row in range(5)]

@@ -32,13 +32,6 @@ def of_many_rows(outputs: Tensor, targets: Tensor) -> Tensor:
     return root(outputs, targets)
 
 
-class Flat(nn.Linear):
-    """The rows are not in the first dimension of its outputs."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x).flatten()
-
-
 class LossInside(nn.Linear):
     def __init__(self, after: nn.Module) -> None:
         super().__init__(6, 3)
@@ -64,7 +57,6 @@ for _each in LINEAR.parameters():
         (LINEAR, VALUES, root, "", False),
         (LINEAR, VALUES, of_many_rows, "", True),  # not known
         (LINEAR, CLASSES, nn.CrossEntropyLoss(torch.tensor([1.0, 2.0, 5.0])), "", False),
-        (Flat(6, 3), VALUES, lambda found, targets: functional.mse_loss(found, targets.flatten()), "", True),
         (LossInside(nn.Dropout()), CLASSES, None, "", True),
         (LossInside(nn.BatchNorm1d(3)), MASKED, None, "", False),
         (LossInside(nn.BatchNorm1d(3)), MASKED, None, "tokens", True),

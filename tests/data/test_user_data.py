@@ -224,16 +224,6 @@ def test_two_inputs_and_a_target_are_not_data_to_train_and_to_test_on(as_given: 
     assert (two.epochs.samples, two.test.epochs.samples) == (4, 3)
 
 
-class Frame:
-    """What a DataFrame looks like from outside."""
-
-    def __len__(self) -> int:
-        return 4
-
-    def __getitem__(self, column: str) -> Any:
-        return {"x": A}[column]
-
-
 @pytest.mark.parametrize(
     ("data", "words"),
     [
@@ -257,7 +247,6 @@ class Frame:
             "a batch is a list of 3; it",
         ),
         (TensorDataset(A, B, Y), "a batch is a list of 3; it must be a pair"),
-        (Frame(), "sample 0 raised KeyError"),
         (np.array(["a", 3], dtype=object), "making tensors of its arrays raised TypeError"),
         ([], "is empty"),
     ],
