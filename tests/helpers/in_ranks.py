@@ -44,14 +44,12 @@ def training_error(config: RunConfig, group: ProcessGroup) -> float:
     """How far the parameters that ranks have trained are from those of a single device."""
     prepared, trained = prepare(config, group=group), []
     prepared.data = prepared.data.to(torch.float64)
-    alone = replace(
-        prepared, group=ProcessGroup(), strategy=STRATEGIES["single"](RunConfig("single").options)
-    )
+    alone = replace(prepared, strategy=STRATEGIES["single"](RunConfig("single").options))
     for each in (alone, prepared):
         model = copied(prepared.model, torch.float64)
         placed = each.strategy.place(model if each is prepared else on_one_device(model), (), Timer())
         trainer = each.trainer(placed)
-        trainer.take_steps(islice(each.endless_batches(), 4))
+        trainer.take_steps(map(each.part, islice(each.endless_batches(), 4)))
         trained.append(trainer.complete_parameters())
     return relative_error(*trained)
 

@@ -79,7 +79,7 @@ def counted(group: ProcessGroup, case: str) -> dict[str, list[int]]:
     record.device_map, record.shapes = observations.device_map(), observations.shapes()
     record.phases = {"allreduce": [1.0]}  # DistributedDataParallel times it by itself
     trainer = prepared.trainer(placed)
-    trainer.take_steps(islice(prepared.endless_batches(), 2))
+    trainer.take_steps(islice(prepared.local_batches(0), 2))
     batch = next(prepared.local_batches(0))
     record.summary["collectives"] = of_all_ranks(group, sent(trainer, batch))
     found: dict[str, list[int]] = {}

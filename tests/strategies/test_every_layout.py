@@ -111,7 +111,7 @@ def observed(strategy: str, model: str) -> StepProfile:
     timer = Timer(prepared.selection.used)
     placed = prepared.strategy.place(prepared.model, prepared.selection.used, timer)
     trainer = prepared.trainer(placed)
-    trainer.take_steps(prepared.batches(0, first=prepared.batches_per_epoch - 1))
+    trainer.take_steps([list(prepared.batches(0))[-1]])
     profile = StepProfile(trainer, prepared.data.objective.tokens)
     profile.take(next(prepared.batches(0)))
     return profile

@@ -45,7 +45,7 @@ def timed(group: ProcessGroup, strategy: str) -> float:
         timer = Timer(prepared.selection.used)
         placed = prepared.strategy.place(prepared.model, prepared.selection.used, timer)
         trainer = prepared.trainer(placed)
-        for batch in islice(prepared.endless_batches(), 3):
+        for batch in islice(prepared.local_batches(0), 3):
             with timer.step() if is_timed else nullcontext():
                 trainer.step(batch)
         trained.append(trainer.complete_parameters())
