@@ -82,13 +82,13 @@ class Faults:
         ``observing`` says for what; it is asked once a run for each. Where a rank does not call it, that rank
         may wait for this one in a collective.
         """
-        self.store.set(f"{observing}/{self.rank}", text)
         keys = [f"{observing}/{member.rank}" for member in self.members]
         try:
+            self.store.set(f"{observing}/{self.rank}", text)
             self.store.wait(keys, timedelta(seconds=PATIENCE_S))
-        except RuntimeError:
+            return all(self.store.get(key).decode() == text for key in keys)
+        except (RuntimeError, OSError):  # not every rank, or the store is gone
             return False
-        return all(self.store.get(key).decode() == text for key in keys)
 
     def root_cause(self, error: BaseException) -> BaseException:
         """What ended this rank: ``error``, which is reported to the peers, or the error or end of a peer.
@@ -96,20 +96,18 @@ class Faults:
         A broken connection is explained by a peer, for which this waits a few seconds. So is a signal, at
         once: torchrun terminates the others when one rank was killed.
         """
-        if isinstance(error, PeerError):
-            return error
         is_signal = isinstance(error, KeyboardInterrupt | Terminated)
         is_own = not is_signal and not is_communication(error)
         with suppress(RuntimeError, OSError):  # the store is gone
             self.store.set(f"lost/{self.rank}", "")
-            found = None
-            if is_signal:
-                found = self._killed() or self._reported(but_for=SIGNALS)
-            elif not is_own:
+            if isinstance(error, PeerError):
+                return error
+            if not (is_own or is_signal):
                 return self._explained(error)
-            if found is None:
-                self.store.set(f"failed/{self.rank}", json.dumps(error_row(error)))
-            return found or error
+            if is_signal and (found := self._killed() or self._reported(but_for=SIGNALS)):
+                return found
+            self.store.set(f"failed/{self.rank}", json.dumps(error_row(error)))
+            return error
         if is_own or is_signal:
             return error
         return LostContact(f"lost contact with {self.members[0]}, which connects the ranks with each other")
