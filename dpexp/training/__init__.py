@@ -2,5 +2,5 @@
 
 Start reading in ``trainer``, which takes the steps. ``optimizers`` makes and checks what ``--optimizer``
 names; ``eager_optimizers`` has PyTorch's own without ``torch._dynamo``. ``preserve`` leaves a module as it
-was. ``verification``, ``measurement`` and ``engine`` import this package; it imports ``strategies`` and below.
+was. ``verification``, ``measurement`` and ``engine`` import this package; it imports ``strategies``.
 """
