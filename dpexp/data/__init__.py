@@ -1,6 +1,8 @@
-"""Data: seeded batches of samples, the sources of these in ``sources``, and the loss of a model on them.
+r"""Data: global batches of each epoch, from any source, and the loss of a model on them.
 
-``registry`` finds what ``--data`` and ``--loss`` name, without importing torch before a source is made. The
-rooms above import this one, which imports ``config``, ``tensors`` and ``distributed``. Start reading in
-``batch`` and ``dataset``, then in ``base`` (what a source is).
+    --data --registry--> Source --dataset(model)--> Dataset --batches(epoch)--> Batch --part--> a rank's rows
+                                                       \--> Objective: loss, accuracy, weights of shards
+
+``registry`` imports no torch. Start reading in ``batch`` and ``dataset``, then in ``digits`` (a source) and
+``user_data`` (what a user gives).
 """
