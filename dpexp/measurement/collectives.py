@@ -28,19 +28,16 @@ from dpexp.training.trainer import Trainer
 
 WHAT: Mapping[str, tuple[str, int]] = {
     "allreduce": ("all-reduce", 2),
-    "all_reduce": ("all-reduce", 2),
     "allgather": ("all-gather", 1),
-    "all_gather": ("all-gather", 1),
-    "reduce_scatter": ("reduce-scatter", 1),
+    "reducescatter": ("reduce-scatter", 1),
     "broadcast": ("broadcast", 1),
     "alltoall": ("all-to-all", 1),
-    "all_to_all": ("all-to-all", 1),
     "reduce": ("reduce", 1),
     "gather": ("gather", 1),
     "scatter": ("scatter", 1),
     "send": ("send", 1),
 }
-"""By the beginning of an operator's name: the collective, and how often (n - 1) / n of it is sent."""
+"""By how an operator's name without underscores begins: the collective, and how often (n - 1) / n is sent."""
 
 
 class CountCollectives(CountingMode):  # type: ignore[no-untyped-call]
@@ -57,7 +54,7 @@ class CountCollectives(CountingMode):  # type: ignore[no-untyped-call]
 
     def counted(self, func: Any, args: Any, kwargs: Any) -> Any:
         self._is_backward |= torch._C._current_graph_task_id() != -1
-        name = func.__name__.lstrip("_")
+        name = func.__name__.replace("_", "")
         found = next((value for begin, value in WHAT.items() if name.startswith(begin)), None)
         if func.namespace in ("c10d", "_c10d_functional") and found is not None:
             self._count(*found, args)

@@ -174,14 +174,8 @@ def logging_metrics(outputs: torch.Tensor, targets: torch.Tensor) -> dict[str, f
 
 
 def test_metrics_that_log_to_mlflow_by_themselves_are_named(dpexp_home: Path, tmp_path: Path) -> None:
-    words = (
-        "--model",
-        f"{__file__}:Net",
-        "--data",
-        f"{__file__}:train",
-        "--metrics",
-        f"{__file__}:logging_metrics",
-    )
+    words = ("--model", f"{__file__}:Net", "--data", f"{__file__}:train")
+    words += ("--metrics", f"{__file__}:logging_metrics")
     done = run("single", *words, "--steps", "2", MLFLOW_TRACKING_URI=f"sqlite:///{tmp_path}/users.db")
     assert done.returncode == 0
     assert done.stderr.count("log to MLflow by themselves (mlflow.log_metric or alike), in run ") == 1
