@@ -33,10 +33,10 @@ def available(names: Iterable[str]) -> str:
     return f"there {'are' if len(names) > 1 else 'is'} {', '.join(names) or 'none'}"
 
 
-def no_file(path: str | Path, kind: str = "file") -> str:
+def no_file(path: str | Path) -> str:
     """``there is no file data.txt in /home/me``: of a relative path with the folder at which it starts."""
     start = "" if Path(path).expanduser().is_absolute() else f" in {Path.cwd()}"
-    return f"there is no {kind} {path}{start}"
+    return f"there is no file {path}{start}"
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

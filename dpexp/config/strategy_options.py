@@ -105,9 +105,6 @@ class DataParallelOptions(StrategyOptions):
         return replace(self, output_device=names.get(name, name))
 
 
-# --- one class for each strategy -----------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class SingleOptions(StrategyOptions):
     """The model on one device: the reference."""

@@ -173,14 +173,13 @@ class OptimizerChoice:
         name = self.factory.name
         if not name:
             return self
-        if name not in FOR_SPARSE:
-            raise ConfigError(f"{name} changes every row in every step")
-        if self.factory.options.get("momentum"):
-            raise ConfigError("momentum changes every row in every step")
-        if FOR_SPARSE[name] == self.factory.target:
+        if name not in FOR_SPARSE or self.factory.options.get("momentum"):
+            found = name if name not in FOR_SPARSE else "momentum"
+            raise ConfigError(f"{found} changes every row in every step")
+        target = FOR_SPARSE[name]
+        if target == self.factory.target:
             return self
-        variant = replace(self.factory, target=FOR_SPARSE[name], name=FOR_SPARSE[name].rpartition(":")[2])
-        return replace(self, factory=variant)
+        return replace(self, factory=replace(self.factory, target=target, name=target.rpartition(":")[2]))
 
     def make(self, parameters: list[nn.Parameter]) -> list[torch.optim.Optimizer]:
         """The optimizer of these parameters; none if there are none.
