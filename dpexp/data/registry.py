@@ -30,7 +30,7 @@ def source(factory: Factory, loss: Factory | None = None, reduction: str = "") -
 
     ``reduction`` is that of the loss; it is given to a loss of ``LOSSES``.
 
-    Raises ConfigError for a user's data or loss that cannot be imported, and for a file or folder that is
+    Raises ConfigError for a user's data or loss that cannot be imported, and for a file that is
     missing, empty or of another format.
     """
     if factory.name:
