@@ -248,12 +248,10 @@ def _launch_ranks(config: RunConfig, options: LaunchOptions, quiet: bool, on_rec
     """Start the ranks with torchrun's launcher; the Record is that of the first rank."""
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # read when torch is imported
     with startup_errors(JournalError), importing_torch(quiet):
-        from dpexp.distributed.devices import DeviceRequest
         from dpexp.engine.prepare import prepare
 
-        prepare(config)
+        count = prepare(config).request.ranks_per_host()
         check_writable(home() / "runs")
-    count = DeviceRequest(config.devices, config.virtual, config.options).ranks_per_host()
     job, run_id = Job(config.to_dict(), quiet, sys.argv), new_run_id()
     results, fault = launch(job, count, options.max_restarts, RANK_PROGRAM, run_id)
     for result in results:

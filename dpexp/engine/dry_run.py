@@ -5,10 +5,10 @@ from dataclasses import replace
 from dpexp import devices
 from dpexp.config.run_config import RunConfig
 from dpexp.config.strategy_options import RankOptions, StrategyOptions
-from dpexp.distributed.devices import DeviceRequest
 from dpexp.distributed.world import World
 from dpexp.engine.prediction import Prediction, predict
 from dpexp.engine.prepare import prepare
+from dpexp.engine.prepared import Prepared
 from dpexp.parallel import chunk_sizes
 from dpexp.record.record import Row
 
@@ -26,11 +26,10 @@ def dry_run(config: RunConfig) -> Row:
     first = next(batch for batch in prepared.batches(0) if batch.rows == max(counts))
     batches = [first.sliced(slice(0, rows)) for rows in counts]
     prediction = predict(prepared, batches)
-    request = DeviceRequest(config.devices, config.virtual, config.options, planned=True)
-    ranks, notes = _ranks(request), [prediction.note]
+    ranks, notes = _ranks(prepared), [prediction.note]
     selection, used, name = prepared.selection, prediction.devices, prepared.name
     if ranks > 1:
-        selection = replace(selection, used=tuple(request.of_ranks(ranks)))
+        selection = replace(selection, used=tuple(prepared.request.of_ranks(ranks)))
         used, name = {**used, "used": [*map(devices.label, selection.used)]}, prepared.name_on(ranks)
         notes.append(f"device map and shapes are those of one process; {ranks} ranks share its batches")
     if selection.missing:
@@ -43,19 +42,19 @@ def dry_run(config: RunConfig) -> Row:
         "devices": {"requested": list(selection.requested), **used},
         "device_map": prediction.device_map,
         "batches": counts,
-        "splits": _splits(prediction, _rank_labels(config.options, ranks), counts),
+        "splits": _splits(prediction, _rank_labels(prepared.strategy.options, ranks), counts),
         "shapes": prediction.shapes,
         "memory": prediction.memory,
         "note": "; ".join(filter(None, notes)),
     }
 
 
-def _ranks(request: DeviceRequest) -> int:
+def _ranks(prepared: Prepared) -> int:
     """How many ranks would run, on all hosts; 0 for a strategy without a launcher."""
-    if request.options.launch_options is None:
+    if prepared.strategy.options.launch_options is None:
         return 0
     world = World.of()
-    return world.size if world is not None else request.ranks_per_host()
+    return world.size if world is not None else prepared.request.ranks_per_host()
 
 
 def _rank_labels(options: StrategyOptions, ranks: int) -> list[str]:

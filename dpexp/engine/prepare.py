@@ -51,7 +51,8 @@ def prepare(
     torch.set_num_threads(config.threads or _default_threads())
     torch.backends.cudnn.benchmark = False  # it chooses another kernel from run to run
     torch.backends.cudnn.deterministic = True
-    selection = DeviceRequest(config.devices, config.virtual, config.options, planned).of_rank(World.of())
+    request = DeviceRequest(config.devices, config.virtual, config.options, planned)
+    selection = request.of_rank(World.of())
     found, trains, dtype = factories(config), not config.eval, getattr(torch, config.dtype)
     choice = OptimizerChoice(found["optimizer"], config.lr, config.clip_norm, config.accumulate)
     optimizer = choice if trains else None
@@ -69,6 +70,7 @@ def prepare(
     dataset = _dataset(config, source, model, found.get("validation")).to(dtype)
     prepared = Prepared(
         strategy,
+        request,
         selection,
         model,
         dataset,

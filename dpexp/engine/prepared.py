@@ -15,7 +15,7 @@ from dpexp import devices
 from dpexp.config.factories import Factory
 from dpexp.data.batch import Batch
 from dpexp.data.dataset import Dataset
-from dpexp.distributed.devices import DeviceSelection
+from dpexp.distributed.devices import DeviceRequest, DeviceSelection
 from dpexp.distributed.group import ProcessGroup
 from dpexp.measurement.evaluation import Evaluation
 from dpexp.strategies.base import Strategy
@@ -45,13 +45,15 @@ class Schedule:
 class Prepared:
     """A run that can start: layout, devices, model (on the host), data, optimizer and schedule.
 
-    ``optimizer`` is None where the run does not train. ``dtype`` is that of the parameters, ``autocast`` that
-    of mixed precision, empty for none. ``factories`` has what the options name, by option (see
-    ``references.factories``). ``untouched`` says what a user's layout has changed for every model.
-    ``note`` is added to that of the verification.
+    ``request`` asks for devices, of which this process uses those of ``selection``. ``optimizer`` is None
+    where the run does not train. ``dtype`` is that of the parameters, ``autocast`` that of mixed precision,
+    empty for none. ``factories`` has what the options name, by option (see ``references.factories``).
+    ``untouched`` says what a user's layout has changed for every model. ``note`` is added to that of the
+    verification.
     """
 
     strategy: Strategy
+    request: DeviceRequest
     selection: DeviceSelection
     model: nn.Module
     data: Dataset
