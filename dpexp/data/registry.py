@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING
 
+from dpexp.config.errors import ConfigError
 from dpexp.config.factories import Aliases, Factory
 
 if TYPE_CHECKING:
@@ -35,6 +36,8 @@ def source(factory: Factory, loss: Factory | None = None, reduction: str = "") -
     """
     if factory.name:
         found: Source = factory.call(factory.load(), {"where": factory.where})
+        if factory.options.get("samples", 1) < 1:
+            raise ConfigError(f"{factory.where}: it needs at least 1 sample")
     else:
         from dpexp.data.user_data import UserSource
 

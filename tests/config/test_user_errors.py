@@ -138,6 +138,7 @@ CASES = [
     # data, losses and optimizers
     bad("whole --data digit", "unknown data 'digit'", "did you mean 'digits'?"),
     bad("whole --data random:sample=3", "random takes no option 'sample'; there are samples, shape: did"),
+    bad("whole --data random:samples=0", "--data random:samples=0: it needs at least 1 sample"),
     bad("whole --data text", "text needs path: write text:path="),
     bad("hybrid --data text:short.txt", "has 5 bytes; length=32 needs at least 33",
         files={"short.txt": b"brief"}),
