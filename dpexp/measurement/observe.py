@@ -17,8 +17,9 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from dpexp import devices, tensors
 from dpexp.data.batch import Batch
 from dpexp.record.record import Row
-from dpexp.strategies.modules import Part, TablePart, Transfer, Wrapper, is_transparent, parts
+from dpexp.strategies.modules import Part, Transfer, Wrapper, is_transparent, parts
 from dpexp.strategies.placed import Loss, Placed, StepEndedError, StepObserver
+from dpexp.strategies.row_shards import ShardedEmbedding
 from dpexp.training.preserve import eager, preserved
 
 EPOCH_LIMIT = 16
@@ -88,7 +89,7 @@ def _communication(part: Part, replica: int | None, module: nn.Module, inputs: A
         counts = {"inputs": _bytes(inputs), "outputs": _bytes(outputs)}
         gradients = {"input_gradients": _bytes(inputs, True), "output_gradients": _bytes(outputs, True)}
         return {"bytes": counts | (gradients if torch.is_grad_enabled() else {})}
-    if isinstance(module, TablePart):
+    if isinstance(module, ShardedEmbedding):
         return {"asked": module.asked(torch.unique(next(tensors.walk(inputs)))).tolist()}
     if isinstance(module, nn.Embedding) and module.sparse and torch.distributed.is_initialized():
         return {"looked_up": sum(len(set(ids.flatten().tolist())) for ids in tensors.walk(inputs))}

@@ -223,13 +223,18 @@ def _sharded(module: nn.Module) -> list[Any]:
 class AttentionOfDTensors(TorchFunctionMode):
     """Attention on a CPU consists of operators that DTensors pass, since PyTorch has no rule for its own.
 
-    Where it is causal it makes a mask, a plain tensor, which is then the same on all ranks.
+    Where it is causal it makes a mask, a plain tensor, which is then the same on all ranks. What a checkpoint
+    computes again in backward is outside.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is not functional.scaled_dot_product_attention or not hasattr(args[0], "placements"):
-            return func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        if func is not functional.scaled_dot_product_attention:
+            return func(*args, **kwargs)
+        query = args[0] if args else kwargs["query"]
+        if not hasattr(query, "placements") or query.device.type != "cpu":
+            return func(*args, **kwargs)
         from torch.distributed.tensor.experimental import implicit_replication
 
         with sdpa_kernel(SDPBackend.MATH), implicit_replication():
-            return func(*args, **(kwargs or {}))
+            return func(*args, **kwargs)

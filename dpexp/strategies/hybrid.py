@@ -5,18 +5,8 @@
 
 A batch needs a few rows of a large table: they are cheap to move, the table is not. ``--sparse`` makes its
 gradient as small as those rows. Under torchrun each rank has one accelerator, with the dense part in
-DistributedDataParallel. Every rank has the tables on its host; with ``--shard-embedding`` some rows of each.
-
-Who calls whom, a step of a batch from top to bottom::
-
-    HostStage -> table            here
-      ShardedEmbedding.vectors      sharded_embedding    over ranks: ids and vectors of one table
-    Transfer, Stage -> dense      here
-    TableSync.backward            embedding_tables       over ranks: all-reduce of the tables
-
-Embedding tables on the hosts of several ranks: how their gradients and their shards come together.
-
-A table is replicated, its gradients all-reduced, or sharded (``sharded_embedding.py``).
+DistributedDataParallel. Every rank has the tables on its host and ``TableSync`` all-reduces their gradients;
+with ``--shard-embedding`` it has some rows of each (``row_shards.py``).
 """
 
 from collections.abc import Mapping, Sequence
@@ -83,7 +73,7 @@ class Hybrid(Replicating):
         hosts = matching(model, self.options.host, "--host")
         device = devices[0] if devices else HOST
         found = [each for host in hosts for each in tables(model.get_submodule(host))]
-        shards = shards_of(found, timer) if self.options.shard_embedding else {}
+        shards = shards_of(found, self.group, timer) if self.options.shard_embedding else {}
 
         def wrap(name: str, child: nn.Module) -> nn.Module:
             if name in hosts:
@@ -99,9 +89,13 @@ class Hybrid(Replicating):
         placed = partial(Placed, input_device=HOST, output_device=device, devices=used, timer=timer)
         if not self.group.members:
             return placed(model, forward_phase="")
+        prefixes = tuple(f"{host}." for host in hosts)
+        tables_of_hosts = {
+            name: each for name, each in named_parameters(model).items() if name.startswith(prefixes)
+        }
         table_shards = TableShards(self.group, model)
-        sync = TableSync(self.group.dp_size, model, hosts, table_shards, timer)
-        module = ddp_module(model, device, timer, DdpOptions(), excluded=sync.tables.values())
+        sync = TableSync(self.group.dp_size, tables_of_hosts, table_shards.tables, timer)
+        module = ddp_module(model, device, timer, DdpOptions(), excluded=tables_of_hosts.values())
         return placed(module, gradient_sync=sync, shards=table_shards)
 
 
@@ -130,7 +124,9 @@ class HostStage(Stage):
         return self.transfer(super().forward(*inputs, **kwargs))
 
 
-def shards_of(tables: Sequence[EmbeddingTable], timer: Timer) -> dict[int, ShardedEmbedding]:
+def shards_of(
+    tables: Sequence[EmbeddingTable], group: ProcessGroup, timer: Timer
+) -> dict[int, ShardedEmbedding]:
     """What this rank has of each table, by the id of the table.
 
     Tables with one weight have one afterwards, and hooks on a table's forward stay.
@@ -139,7 +135,7 @@ def shards_of(tables: Sequence[EmbeddingTable], timer: Timer) -> dict[int, Shard
     weights: dict[torch.Tensor, nn.Parameter] = {}
     for table in tables:
         kind: Any = ShardedEmbeddingBag if isinstance(table, nn.EmbeddingBag) else ShardedEmbedding
-        sharded = kind(table, timer)
+        sharded = kind(table, group, timer)
         sharded.weight = weights.setdefault(table.weight, sharded.weight)
         for key, value in vars(table).items():
             if key.startswith("_forward") and "hooks" in key:
@@ -200,19 +196,19 @@ class TableSync(GradientSync):
     """
 
     def __init__(
-        self, dp_size: int, module: nn.Module, hosts: Sequence[str], shards: TableShards, timer: Timer
+        self,
+        dp_size: int,
+        tables: Mapping[str, nn.Parameter],
+        sharded: Mapping[str, ShardedEmbedding],
+        timer: Timer,
     ) -> None:
         super().__init__(dp_size)
-        prefixes = tuple(f"{host}." for host in hosts)
-        named = named_parameters(module)
-        self.tables = {name: table for name, table in named.items() if name.startswith(prefixes)}
-        self._sharded = shards.tables
-        self._timer = timer
+        self._tables, self._sharded, self._timer = tables, sharded, timer
 
     def backward(self, loss: torch.Tensor, batch: Batch) -> None:
         super().backward(loss, batch)
         with self._timer.phase("allreduce_tables", HOST):
-            for name, table in self.tables.items():
+            for name, table in self._tables.items():
                 if table.requires_grad:
                     self._all_reduce(name, table)
 

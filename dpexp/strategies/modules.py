@@ -1,25 +1,17 @@
-"""Wrappers, and the names that modules have without them.
+"""The modules of a model: their names with wrappers around them, and what layouts do to them.
 
-A strategy puts wrappers into a model, as ``DataParallel`` around ``block2``.
-Users, and so Records, name modules as the model was written: a wrapper and what it wraps share one name.
+A strategy puts wrappers into a model, as ``DataParallel`` around ``block2``. Users, and so Records, name
+modules as the model was written: a wrapper and what it wraps share one name.
 
     Blocks                     ""
       block1: Linear           "block1"
       block2: DataParallel     "block2"      (wrapper)
         module: Linear         "block2"
 
-Submodules by the names and patterns that options give: find, check, and replace them in their model.
-
-Embedding tables: those in a model as written, and what a layout has put in their place.
-
-Hooks on parameters: ``Tensor.register_hook`` and ``Tensor.register_post_accumulate_grad_hook``.
-
-They belong to the tensor, not to the module: ``copy.deepcopy`` and layouts that make new parameters lose them
-without a word. Layouts that keep the parameters of the model (all but shards) keep their hooks.
+Below the names: submodules by the patterns of options, and hooks of parameters.
 """
 
 import copy
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import lru_cache
@@ -134,9 +126,9 @@ def is_transparent(module: nn.Module) -> bool:
     return bool(wrapped_key(module)) and not isinstance(module, DataParallel | nn.DataParallel)
 
 
-def parts(module: nn.Module, name: str = "", wrappers: tuple[Wrapper, ...] = ()) -> Iterator[Part]:
+def parts(module: nn.Module) -> Iterator[Part]:
     """Every module of a placed model, wrappers included, outermost first; a shared module under each name."""
-    left = [Part(name, module, wrappers)]
+    left = [Part("", module, ())]
     while left:
         part = left.pop()
         yield part
@@ -184,6 +176,9 @@ def named_buffers(module: nn.Module) -> dict[str, torch.Tensor]:
         if part.module._buffers
         for key, buffer in part.module.named_buffers(recurse=False)
     }
+
+
+# --- submodules by the names and patterns of options --------------------------------------------------------
 
 
 def matching(model: nn.Module, patterns: Sequence[str], option: str) -> tuple[str, ...]:
@@ -308,39 +303,12 @@ def check_not_tied(
 EmbeddingTable = nn.Embedding | nn.EmbeddingBag
 
 
-class TablePart(nn.Module, ABC):
-    """In place of an embedding table of which this process has a part: same ids, same outputs.
-
-    ``weight`` and its gradient, ``sparse`` or not, are of this part, which ``placement`` describes in words;
-    ``full_shape`` is ``(rows, dim)`` of the table.
-    """
-
-    weight: nn.Parameter
-    sparse: bool
-    full_shape: tuple[int, ...]
-    placement: str
-
-    @abstractmethod
-    def vectors(self, ids: torch.Tensor) -> torch.Tensor:
-        """Distinct ids ``(n,)``, ascending -> vectors ``(n, dim)``; every rank must call this."""
-
-    @abstractmethod
-    def asked(self, ids: torch.Tensor) -> torch.Tensor:
-        """How many of distinct ids, ascending, each rank is asked for: ``(ranks,)``."""
-
-
-PlacedTable = EmbeddingTable | TablePart
-
-
 def tables(module: nn.Module) -> list[EmbeddingTable]:
     """The embedding tables in a module."""
     return [part for part in module.modules() if isinstance(part, EmbeddingTable)]
 
 
-def placed_tables(module: nn.Module) -> list[PlacedTable]:
-    """The embedding tables in a module, and the parts in place of some."""
-    return [part for part in module.modules() if isinstance(part, PlacedTable)]
-
+# --- hooks of parameters, which belong to the tensor: a copy, or a shard in its place, has none -----------
 
 _KINDS = {
     "_backward_hooks": "register_hook",

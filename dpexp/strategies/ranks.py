@@ -21,7 +21,7 @@ Source: Zhao et al., "PyTorch FSDP: experiences on scaling fully sharded data pa
 """
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from operator import itemgetter
 from typing import Any, cast
@@ -184,15 +184,15 @@ class Fsdp(Strategy):
     def blocks(self, model: nn.Module) -> list[str]:
         """The names of the submodules to shard. Raises ConfigError for one that the model does not have.
 
-        A child that changes its input in place is left to the root, since FSDP2 refuses that of a block.
+        The root keeps a block that shares a parameter with another module. By default it keeps a child that
+        changes its input in place, too, since FSDP2 refuses that of a block.
         """
         names = matching(model, self.options.block, "--block") if list(model.children()) else ()
-        blocks = {name: model.get_submodule(name) for name in names}
         is_named = self.options.block != FsdpOptions.block
         return [
             name
-            for name, each in blocks.items()
-            if list(each.parameters()) and (is_named or not _begins_in_place(each))
+            for name in names
+            if _is_apart(model, name) and (is_named or not _begins_in_place(model.get_submodule(name)))
         ]
 
     def prepare(self, model: nn.Module, devices: Devices) -> None:
@@ -214,79 +214,32 @@ class Fsdp(Strategy):
             )
 
     def place(self, model: nn.Module, devices: Devices, timer: Timer) -> Placed:
-        from torch.distributed.fsdp import (
-            FSDPModule,
-            fully_shard,
-        )  # half a second, which a launcher need not wait
+        from torch.distributed.fsdp import fully_shard  # half a second, which a launcher need not wait
 
         device = devices[0] if devices else HOST
         blocks = self.blocks(model)
         place(model, device)
-        groups = groups_of_tied(model, blocks)
-        units = units_of(model, groups)
+        shards = Shards()
+        shards.units = {
+            name: next((block for block in blocks if name.startswith(f"{block}.")), "")
+            for name, _ in model.named_parameters()
+        }
         mesh = self.group.device_mesh(device)
         if mesh is not None:
-            for together in groups:
-                fully_shard(together, mesh=mesh, reshard_after_forward=True)
-            fully_shard(model, mesh=mesh, reshard_after_forward=True)
-            gather: Any = AllGather(timer, device)
-            reduce: Any = ReduceScatter(timer, device)
-            for module in (each for each in model.modules() if isinstance(each, FSDPModule)):
-                module.set_custom_all_gather(gather)
-                module.set_custom_reduce_scatter(reduce)
-        sync, shards = GradientSync(self.group.dp_size), UnitShards(units)
-        return Placed(model, device, device, (device,), sync, shards, timer=timer)
+            gather = TimedCollective("all-gather", timer, device)
+            reduce = TimedCollective("reduce-scatter", timer, device)
+            for module in [*map(model.get_submodule, blocks), model]:
+                sharded: Any = fully_shard(module, mesh=mesh, reshard_after_forward=True)
+                sharded.set_custom_all_gather(gather)
+                sharded.set_custom_reduce_scatter(reduce)
+        return Placed(model, device, device, (device,), GradientSync(self.group.dp_size), shards, timer=timer)
 
 
-class UnitShards(Shards):
-    """Each rank has its rows of every parameter; ``units`` are gathered and freed together."""
-
-    def __init__(self, units: Mapping[str, str]) -> None:
-        self.units = units
-
-
-class TimedCollective:
-    """What FSDP2 calls to gather parameters or to reduce and scatter gradients: the same, timed."""
-
-    def __init__(self, timer: Timer, device: torch.device) -> None:
-        self.timer, self.device = timer, device
-
-    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        return torch.empty(*size, dtype=dtype, device=device)
-
-    def timed(self, name: str, start: Callable[..., Any], *tensors: torch.Tensor, **options: Any) -> Any:
-        """The work of a collective, whose end a recorded step waits for."""
-        with self.timer.phase(name, self.device):
-            work = start(*tensors, **options)
-            if self.timer.is_recording and work is not None:
-                work.wait()
-        return work
-
-
-class AllGather(TimedCollective):
-    """The shards of all ranks as full parameters, before a forward and again before a backward."""
-
-    def __call__(self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, **options: Any) -> Any:
-        is_backward = torch._C._current_graph_task_id() != -1
-        name = "backward all-gather" if is_backward else "all-gather"
-        return self.timed(name, _collective("all_gather"), output_tensor, input_tensor, **options)
-
-
-class ReduceScatter(TimedCollective):
-    """The mean of the gradients of all ranks, of which each gets its shard."""
-
-    def __call__(self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, **options: Any) -> Any:
-        start = _collective("reduce_scatter")
-        return self.timed("reduce-scatter", start, output_tensor, input_tensor, **options)
-
-
-def _collective(name: str) -> Callable[..., Any]:
-    """The collective of one tensor, which torch 2.13 has renamed."""
-    older = {"all_gather": "all_gather_into_tensor", "reduce_scatter": "reduce_scatter_tensor"}[name]
-    found: Callable[..., Any] = getattr(torch.distributed, f"{name}_single", None) or getattr(
-        torch.distributed, older
-    )
-    return found
+def _is_apart(model: nn.Module, name: str) -> bool:
+    """Whether a submodule has parameters, all of which only it has."""
+    own = set(model.get_submodule(name).parameters())
+    named = model.named_parameters(remove_duplicate=False)
+    return bool(own) and all(key.startswith(f"{name}.") for key, each in named if each in own)
 
 
 def _begins_in_place(block: nn.Module) -> bool:
@@ -296,37 +249,34 @@ def _begins_in_place(block: nn.Module) -> bool:
     return bool(getattr(block, "inplace", False))
 
 
-def units_of(model: nn.Module, groups: Sequence[Sequence[nn.Module]]) -> dict[str, str]:
-    """{parameter: the block it is gathered with}; tied ones as ``a, b``, and empty for the root."""
-    names = {module: name for name, module in model.named_modules()}
-    found: dict[nn.Parameter, str] = {}
-    for group in groups:
-        unit = ", ".join(names[module] for module in group)
-        found |= {each: unit for module in group for each in module.parameters() if each not in found}
-    return {name: found.get(each, "") for name, each in model.named_parameters()}
+class TimedCollective:
+    """What FSDP2 calls to gather parameters, or to reduce and scatter gradients: the same, timed.
 
-
-def groups_of_tied(model: nn.Module, blocks: Sequence[str]) -> list[list[nn.Module]]:
-    """The blocks, each in a list with those that share a parameter with it, as FSDP2 wants tied modules.
-
-    A block that shares a parameter with the rest of the model is left to it.
+    A recorded step waits for its end. Parameters are gathered before a forward and again before a backward.
     """
-    modules = [model.get_submodule(name) for name in blocks]
-    inside = {each for module in modules for each in module.modules()}
-    rest = {
-        parameter
-        for module in model.modules()
-        if module not in inside
-        for parameter in module.parameters(recurse=False)
-    }
-    groups: list[tuple[list[nn.Module], set[nn.Parameter]]] = []
-    for module in modules:
-        parameters = set(module.parameters())
-        tied = [group for group in groups if group[1] & parameters]
-        groups = [group for group in groups if group not in tied]
-        together = [each for group in tied for each in group[0]]
-        groups.append(([*together, module], parameters.union(*(group[1] for group in tied))))
-    return [group for group, parameters in groups if not parameters & rest]
+
+    def __init__(self, name: str, timer: Timer, device: torch.device) -> None:
+        self.name, self.timer, self.device = name, timer, device
+        newer, older = _COLLECTIVES[name]  # torch 2.13 has renamed them
+        self.start = getattr(distributed, newer, None) or getattr(distributed, older)
+
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, **options: Any) -> Any:
+        is_backward = torch._C._current_graph_task_id() != -1
+        name = f"backward {self.name}" if is_backward and self.name == "all-gather" else self.name
+        with self.timer.phase(name, self.device):
+            work = self.start(output_tensor, input_tensor, **options)
+            if self.timer.is_recording and work is not None:
+                work.wait()
+        return work
+
+
+_COLLECTIVES = {
+    "all-gather": ("all_gather_single", "all_gather_into_tensor"),
+    "reduce-scatter": ("reduce_scatter_single", "reduce_scatter_tensor"),
+}
 
 
 # --- SyncBatchNorm: statistics of the rows of all ranks, which PyTorch computes on accelerators only -----

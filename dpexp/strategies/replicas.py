@@ -1,26 +1,16 @@
-r"""DataParallel with its four steps timed: PyTorch's own on accelerators, dpexp.parallel's elsewhere.
+r"""``whole``, ``block``, ``functional``: DataParallel with its four steps timed.
 
     inputs --scatter--> 15 rows --> replica 0 on devices[0] --> 15 rows --gather--> outputs
                  \----> 15 rows --> replica 1 on devices[1] --> 15 rows --/
                         replicate          parallel_apply
 
-Both classes call ``self.scatter``, ``self.replicate``, ``self.parallel_apply`` and ``self.gather`` in
-their ``forward``, so that a subclass can time the four and change nothing else.
+``whole``: the whole model in DataParallel. ``block``: only the named submodules, the others on the first
+device. ``functional``: ``data_parallel(module, inputs, devices)`` of PyTorch's tutorial, written out in
+``DataParallelCall.forward`` below.
 
-``whole``: the whole model in DataParallel.
-
-           +--> replica 0 (devices[0]) --+
- batch ----+--> replica 1 (devices[1]) --+----> outputs on devices[0], or --output-device
-scatter    +--> replica 2 (devices[2]) --+   gather
-
-``block``: only the named submodules in DataParallel, the others on the first device.
-
-                                 +--> block2, replica 0 --+
-batch --> block1 (devices[0]) ---+--> block2, replica 1 --+--> block3 (devices[0]) --> outputs
-
-``functional``: ``data_parallel(module, inputs, devices)``, composed of the four primitives.
-
-This is the function of PyTorch's tutorial, written out: read ``DataParallelCall.forward`` below.
+PyTorch's own classes compute on accelerators, dpexp.parallel's elsewhere. Both call ``self.scatter``,
+``self.replicate``, ``self.parallel_apply`` and ``self.gather`` in their ``forward``, so that a subclass can
+time the four and change nothing else.
 """
 
 from collections.abc import Sequence
@@ -69,6 +59,8 @@ class ReplicaSync(GradientSync):
 
 class Replicating(Strategy):
     """Base of the strategies that use DataParallel or its primitives."""
+
+    needs = Needs(devices=True, compile=False)
 
     def parts(self, devices: Devices) -> int:
         return self.group.dp_size * max(1, len(devices))
@@ -207,7 +199,6 @@ def uses_torch(backend: str, devices: Devices) -> bool:
 class Whole(Replicating):
     """Every step copies the parameters to all devices, and splits the batch over them."""
 
-    needs = Needs(devices=True, compile=False)
     options: DataParallelOptions
 
     def prepare(self, model: nn.Module, devices: Devices) -> None:
@@ -215,31 +206,41 @@ class Whole(Replicating):
         output_device(self.options, devices)
 
     def place(self, model: nn.Module, devices: Devices, timer: Timer) -> Placed:
-        first = devices[0] if devices else HOST
-        output = output_device(self.options, devices)
-        module = data_parallel_module(place(model, first), devices, self.backend, timer, output)
+        first, output = devices[0] if devices else HOST, output_device(self.options, devices)
+        module = self.wrapped(place(model, first), devices, timer, output)
         used, sync = tuple(devices) or (HOST,), ReplicaSync(model, devices)
         return Placed(module, first, output, used, sync, timer=timer, forward_phase="")
+
+    def wrapped(self, model: nn.Module, devices: Devices, timer: Timer, output: torch.device) -> Wrapper:
+        """The model, which is on the first device, and computes on all."""
+        return data_parallel_module(model, devices, self.backend, timer, output)
+
+
+class Functional(Whole):
+    """Each call makes new replicas and drops them; without devices it calls the module itself."""
+
+    def wrapped(self, model: nn.Module, devices: Devices, timer: Timer, output: torch.device) -> Wrapper:
+        library = nn.parallel if uses_torch(self.backend, devices) else parallel
+        return DataParallelCall(model, devices, library, timer, output)
 
 
 class Block(Replicating):
     """Each named block scatters its inputs and gathers its outputs; other modules get the full batch.
 
-    A block that the model itself has in ``nn.DataParallel`` is taken out of it.
+    A block that the model itself has in ``nn.DataParallel``, as the tutorial writes it, is taken out of it.
     """
 
-    needs = Needs(devices=True, compile=False)
     options: BlockOptions
 
     def prepare(self, model: nn.Module, devices: Devices) -> None:
         super().prepare(model, devices)
         for name in matching(model, self.options.block, "--block"):
             module = model.get_submodule(name)
-            if isinstance(module, nn.DataParallel):  # as the tutorial writes it
+            if isinstance(module, nn.DataParallel):
                 model.set_submodule(name, module.module)
 
     def parts(self, devices: Devices) -> int:
-        return 1  # of the model's own inputs; ``trying`` looks at those of the blocks
+        return 1  # of the model's own inputs
 
     def place(self, model: nn.Module, devices: Devices, timer: Timer) -> Placed:
         first = devices[0] if devices else HOST
@@ -251,46 +252,18 @@ class Block(Replicating):
         return Placed(model, first, first, tuple(devices) or (HOST,), sync, timer=timer)
 
 
-class Functional(Replicating):
-    """Each call makes new replicas and drops them; without devices it calls the module itself."""
-
-    needs = Needs(devices=True, compile=False)
-    options: DataParallelOptions
-
-    def prepare(self, model: nn.Module, devices: Devices) -> None:
-        super().prepare(model, devices)
-        output_device(self.options, devices)
-
-    def place(self, model: nn.Module, devices: Devices, timer: Timer) -> Placed:
-        first = devices[0] if devices else HOST
-        output = output_device(self.options, devices)
-        library = nn.parallel if uses_torch(self.backend, devices) else parallel
-        module = DataParallelCall(place(model, first), devices, library, timer, output)
-        used, sync = tuple(devices) or (HOST,), ReplicaSync(model, devices)
-        return Placed(module, first, output, used, sync, timer=timer, forward_phase="")
-
-
 class DataParallelCall(Wrapper):
     """A module whose forward is ``data_parallel(module, inputs, devices, output)``.
 
-    The rows of the inputs are split over the devices. The module is on the first. ``library`` has the
-    primitives.
+    The rows of the inputs are split over the devices. ``library`` has the primitives.
     """
 
     def __init__(
-        self,
-        module: nn.Module,
-        devices: Devices,
-        library: Any,
-        timer: Timer,
-        output: torch.device,
+        self, module: nn.Module, devices: Devices, library: Any, timer: Timer, output: torch.device
     ) -> None:
         super().__init__()
-        self.module = module
-        self.replica_devices = tuple(devices)
-        self.output = output
-        self.library = library
-        self.timer = timer
+        self.module, self.replica_devices, self.library = module, tuple(devices), library
+        self.timer, self.output = timer, output
 
     def forward(self, *inputs: Any) -> Any:
         devices, library, phase = self.replica_devices, self.library, self.timer.phase

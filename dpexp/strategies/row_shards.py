@@ -28,22 +28,25 @@ from torch.nn import functional
 
 from dpexp.config.errors import ConfigError, plural
 from dpexp.devices import HOST
-from dpexp.strategies.modules import EmbeddingTable, TablePart, tables
+from dpexp.distributed.group import ProcessGroup
+from dpexp.strategies.modules import EmbeddingTable, tables
 from dpexp.timing import Timer
 
 
-class ShardedEmbedding(TablePart):
+class ShardedEmbedding(nn.Module):
     """An ``nn.Embedding`` of which this rank has some rows; same ids, same vectors.
 
-    Every rank must call it equally often, in the same order. Raises IndexError for ids that the table lacks.
+    ``weight`` and its gradient, ``sparse`` or not, are of these ``rows``, which ``placement`` says in words;
+    ``full_shape`` is ``(rows, dim)`` of the table. Every rank must call it equally often, in the same order.
+    Raises IndexError for ids that the table lacks.
     """
 
-    def __init__(self, table: EmbeddingTable, timer: Timer) -> None:
+    def __init__(self, table: EmbeddingTable, group: ProcessGroup, timer: Timer) -> None:
         super().__init__()
         self.num_embeddings, self.embedding_dim = self.full_shape = tuple(table.weight.shape)
         self.padding_idx, self.sparse, self.timer = table.padding_idx, table.sparse, timer
-        self.shards = split(self.num_embeddings, distributed.get_world_size())
-        self.rows = rows = self.shards[distributed.get_rank()]
+        self.dp_size, self.shards = group.dp_size, split(self.num_embeddings, group.size)
+        self.rows = rows = self.shards[group.rank]
         self.placement = f"rows {rows[0]} to {rows[-1]}" if rows else "no rows"
         own = table.weight.detach()[rows.start : rows.stop].clone()
         self.weight = nn.Parameter(own, table.weight.requires_grad)
@@ -54,17 +57,19 @@ class ShardedEmbedding(TablePart):
         return functional.embedding(positions, self.vectors(distinct.long()))
 
     def vectors(self, ids: torch.Tensor) -> torch.Tensor:
+        """Distinct ids ``(n,)``, ascending -> vectors ``(n, dim)``."""
         asked = self.asked(ids)
         with self.timer.phase("all_to_all_ids", HOST):
             wanted = _all_to_all(asked, [1] * len(asked), [1] * len(asked))
             found = _all_to_all(ids, asked.tolist(), wanted.tolist())
         own = functional.embedding(found - self.rows.start, self.weight, self.padding_row, sparse=self.sparse)
         own_sizes, sizes = (self.embedding_dim * wanted).tolist(), (self.embedding_dim * asked).tolist()
-        numbers = _AllToAll.apply(own.flatten(), own_sizes, sizes, self.timer)  # type: ignore[no-untyped-call]
+        numbers = _AllToAll.apply(own.flatten(), own_sizes, sizes, self.dp_size, self.timer)  # type: ignore[no-untyped-call]
         vectors: torch.Tensor = numbers.view(-1, self.embedding_dim)
         return vectors
 
     def asked(self, ids: torch.Tensor) -> torch.Tensor:
+        """How many of distinct ids, ascending, each rank is asked for: ``(ranks,)``."""
         if len(ids) and not 0 <= int(ids[0]) <= int(ids[-1]) < self.num_embeddings:
             raise IndexError(
                 f"ids {int(ids[0])} to {int(ids[-1])} in a table of "
@@ -83,8 +88,8 @@ class ShardedEmbedding(TablePart):
 class ShardedEmbeddingBag(ShardedEmbedding):
     """An ``nn.EmbeddingBag`` of which this rank has some rows; the rank of a bag pools its vectors."""
 
-    def __init__(self, table: nn.EmbeddingBag, timer: Timer) -> None:
-        super().__init__(table, timer)
+    def __init__(self, table: nn.EmbeddingBag, group: ProcessGroup, timer: Timer) -> None:
+        super().__init__(table, group, timer)
         self.mode, self.include_last_offset = table.mode, table.include_last_offset
 
     def forward(
@@ -107,25 +112,34 @@ class ShardedEmbeddingBag(ShardedEmbedding):
         )
 
 
+PlacedTable = EmbeddingTable | ShardedEmbedding
+
+
 class _AllToAll(torch.autograd.Function):
     """Numbers ``(n,)``, in pieces of these sizes for the ranks -> the pieces of all ranks, of ``sizes_back``.
 
-    Backward returns the gradients to where the numbers came from, averaged over ranks as DDP's are.
+    Backward returns the gradients to where the numbers came from, averaged over the ranks that split the rows
+    of the batch, as DDP's are.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, numbers: torch.Tensor, sizes: Sequence[int], sizes_back: Sequence[int], timer: Timer
+        ctx: Any,
+        numbers: torch.Tensor,
+        sizes: Sequence[int],
+        sizes_back: Sequence[int],
+        dp_size: int,
+        timer: Timer,
     ) -> torch.Tensor:
-        ctx.sizes, ctx.sizes_back, ctx.timer = sizes, sizes_back, timer
+        ctx.sizes, ctx.sizes_back, ctx.dp_size, ctx.timer = sizes, sizes_back, dp_size, timer
         with timer.phase("all_to_all_vectors", HOST):
             return _all_to_all(numbers, sizes, sizes_back)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None, None, None]:
         with ctx.timer.phase("all_to_all_gradients", HOST):
             back = _all_to_all(gradients[0], ctx.sizes_back, ctx.sizes)
-        return back / distributed.get_world_size(), None, None, None
+        return back / ctx.dp_size, None, None, None, None
 
 
 def _all_to_all(numbers: torch.Tensor, sizes: Sequence[int], sizes_back: Sequence[int]) -> torch.Tensor:

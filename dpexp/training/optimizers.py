@@ -20,8 +20,9 @@ from torch import nn
 
 from dpexp.config.errors import ConfigError, describe, listed
 from dpexp.config.factories import Aliases, Factory
-from dpexp.strategies.modules import PlacedTable, named_parameters, placed_tables
+from dpexp.strategies.modules import EmbeddingTable, named_parameters
 from dpexp.strategies.placed import Placed, Shards
+from dpexp.strategies.row_shards import PlacedTable
 from dpexp.training.eager_optimizers import eager
 
 OPTIMIZERS: Aliases = {
@@ -157,7 +158,11 @@ class OptimizerChoice:
         """For the parameters of a placed model that are trained."""
         trained = _trained(placed)
         is_known = bool(self.factory.name)  # else it gets all parameters, in their order
-        tables = {id(each.weight) for each in placed_tables(placed.module) if each.sparse and is_known}
+        tables = {
+            id(each.weight)
+            for each in placed.module.modules()
+            if is_known and isinstance(each, PlacedTable) and each.sparse
+        }
         in_tables = [each for each in trained if id(each) in tables]
         others = [each for each in trained if id(each) not in tables]
         variant = self.for_sparse() if in_tables else self
@@ -230,7 +235,7 @@ def check_optimizer(choice: OptimizerChoice, model: nn.Module) -> None:
     tables = [
         name or "the model"
         for name, part in model.named_modules()
-        if isinstance(part, PlacedTable) and part.sparse and part.weight.requires_grad
+        if isinstance(part, EmbeddingTable) and part.sparse and part.weight.requires_grad
     ]
     if not tables:
         return

@@ -70,7 +70,7 @@ def lookup(group: ProcessGroup) -> dict[str, Any]:
     table = nn.Embedding(10_000, 8)
     nn.init.normal_(table.weight, generator=torch.Generator().manual_seed(0))
     expected = table.weight.detach().clone()
-    sharded = ShardedEmbedding(table, Timer())
+    sharded = ShardedEmbedding(table, group, Timer())
     count = 320 if group.rank == 1 else 10
     ids = torch.randperm(10_000, generator=torch.Generator().manual_seed(group.rank))[:count].repeat(3)
     sent: list[int] = []

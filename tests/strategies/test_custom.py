@@ -77,9 +77,11 @@ def test_shards_made_by_hand_are_verified_by_their_full_tensors() -> None:
     assert rows["first", "weight", None]["replicas"] == ["cpu:1"]
 
 
-def test_stages_of_a_pipeline_are_verified_together() -> None:
+def test_a_pipeline_takes_the_step_of_its_schedule() -> None:
     found = record(
-        of_cases("pipeline.py:right_stages", "Chain", "pp=2", "--optimizer", "adagrad", "--clip-norm", "0.01")
+        of_cases(
+            "pipeline.py:right_schedule", "Chain", "pp=2", "--optimizer", "adagrad", "--clip-norm", "0.01"
+        )
     )
     assert found["verification"]["passed"] is True
     assert found["verification"]["gradient_error"] < 1e-12
@@ -94,10 +96,11 @@ def test_stages_of_a_pipeline_are_verified_together() -> None:
     [
         ("tensor_parallel.py:no_reduce_in_backward", "tp=2", "parameter 'norm."),
         ("data_parallel.py:one_left_out", "dp=2", "parameter 'norm."),
+        ("pipeline.py:divided_twice", "pp=2", "it is 1/2 of it"),
     ],
 )
 def test_a_wrong_layout_fails_and_is_located(layout: str, mesh: str, where: str) -> None:
-    done = of_cases(layout, "Block", mesh)
+    done = of_cases(layout, "Chain" if mesh == "pp=2" else "Block", mesh)
     assert done.returncode == 1
     assert json.loads(done.stdout)["verification"]["passed"] is False
     assert where in done.stderr

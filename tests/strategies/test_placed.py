@@ -17,7 +17,6 @@ from dpexp.engine.verify import verify
 from dpexp.measurement.profile import STEPS, WARM_UP
 from dpexp.strategies.placed import UNOBSERVED, Loss, Placed, StepObserver
 from dpexp.strategies.single import Single
-from dpexp.verification.result import VerificationError
 
 Update = Callable[[], object] | None
 NOTHING: AbstractContextManager[object] = nullcontext()
@@ -116,11 +115,3 @@ def test_a_wrong_weight_of_a_micro_batch_is_found(monkeypatch: pytest.MonkeyPatc
         result = verify(prepare(RunConfig("single", **CONFIG | {"batch_size": 31})))
     assert result.passed is False
     assert "gradient" in result.cause or "loss" in result.cause
-
-
-def test_a_run_of_a_wrong_layout_ends_before_its_first_step(
-    dpexp_home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(globals(), "WEIGHT", lambda rows: 2.0 * rows)
-    with placed_as(Interleaved, monkeypatch), pytest.raises(VerificationError, match="the loss differs"):
-        recorded(dpexp_home, RunConfig("single", **CONFIG))

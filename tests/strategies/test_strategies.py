@@ -155,11 +155,6 @@ def test_without_devices_a_wrapper_passes_through(strategy: str) -> None:
     assert all(row["replicas"] == [] for row in device_map(placed))
 
 
-def test_single_on_the_cpu_is_real() -> None:
-    assert prepare(RunConfig("single", devices="cpu")).execution == "real"
-    assert prepare(RunConfig("single", virtual=1)).execution == "virtual"
-
-
 class Nested(nn.Module):
     """Two levels, a list, a module of two names, and a parameter at the top."""
 
@@ -208,13 +203,6 @@ def test_a_device_map_places_each_module_and_inserts_transfers() -> None:
         "block2": "cpu:0",
         "block3": "cpu:1",
     }
-
-
-def test_modules_on_one_device_need_no_transfer() -> None:
-    placed = lay_out("place", virtual=2, options={"place": ["block*=cpu:0"]})
-    modules = {row["module"] for row in observed(placed, width=10)}
-    assert {"block1", "block2", "block3"} <= modules
-    assert not [module for module in modules if "transfer" in module]
 
 
 def test_a_pattern_does_not_match_a_dot() -> None:
@@ -401,18 +389,6 @@ def test_one_gpu_given_twice_runs_two_replicas(strategy: str, backend: str) -> N
         sys.modules[base.__module__] for each in wrappers for base in type(each).__mro__
     ]
     assert any(each is not None and each.__name__.startswith(library) for each in used)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("strategy", ["whole", "functional"])
-@pytest.mark.parametrize("backend", ["torch", "portable"])
-def test_replicas_on_a_gpu_compute_in_the_dtype_of_autocast(strategy: str, backend: str) -> None:
-    gpu = str(devices.accelerators()[0])
-    config = RunConfig(strategy, devices=f"{gpu},{gpu}", backend=backend, autocast="bfloat16")
-    prepared = prepare(config)
-    placed = prepared.strategy.place(prepared.model, prepared.selection.used, Timer(prepared.selection.used))
-    with devices.autocast(placed.output_device, "bfloat16"):
-        assert placed.module(torch.randn(30, 5, device=gpu)).dtype == torch.bfloat16
 
 
 @pytest.mark.gpu

@@ -1,11 +1,11 @@
-"""Gradient accumulation as a module: its forward takes all micro-batches, forward and backward, as a training loop would."""
+"""Gradient accumulation: a step takes all micro-batches, forward and backward, as a training loop would."""
 
 import torch
-from schedules import gradients_of, with_gradients
-from torch import distributed, nn
+from schedules import Scheduled, WholeStep
+from torch import distributed
 
 
-class Accumulated(nn.Module):
+class Accumulated(Scheduled):
     """Two micro-batches a step; ``before(is_last)`` is called before each."""
 
     def __init__(self, model, before):
@@ -13,20 +13,21 @@ class Accumulated(nn.Module):
         self.layers, self.before = model.layers, before
         self.__dict__["model"] = model
 
-    def forward(self, x, targets):
+    def schedule(self, x, targets):
         loss = torch.zeros((), dtype=x.dtype)
+        parts = zip(x.tensor_split(2), targets.tensor_split(2), strict=True)
+        for number, part in enumerate(parts):
+            self.before(number == 1)
+            share = len(part[0]) / max(len(x), 1)
+            of_part = self.model(*part) * share if share else self.model(part[0]).sum()
+            (of_part * weight(x)).backward()
+            loss.add_(of_part.detach())
+        return loss
 
-        def run():
-            parts = zip(x.tensor_split(2), targets.tensor_split(2), strict=True)
-            for number, part in enumerate(parts):
-                self.before(number == 1)
-                share = len(part[0]) / max(len(x), 1)
-                of_part = self.model(*part) * share if share else self.model(part[0]).sum()
-                (of_part * weight(x)).backward()
-                loss.add_(of_part.detach())
 
-        gradients = gradients_of(self, run)
-        return with_gradients(self, loss, gradients)
+def accumulated(model, before):
+    """The layout, whose step has two micro-batches."""
+    return WholeStep(Accumulated(model, before))
 
 
 def weight(x):

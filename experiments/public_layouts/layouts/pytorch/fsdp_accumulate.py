@@ -1,6 +1,6 @@
 """Two micro-batches, and gradients are reduced after the second alone."""
 
-from accumulated import Accumulated
+from accumulated import accumulated
 from torch.distributed.fsdp import fully_shard
 
 MESH = "dp=2"
@@ -14,4 +14,4 @@ def parallelize(model, mesh):
     def before(is_last):
         model.set_requires_gradient_sync(is_last)
 
-    return Accumulated(model, before)
+    return accumulated(model, before)

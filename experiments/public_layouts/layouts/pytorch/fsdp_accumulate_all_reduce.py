@@ -1,6 +1,6 @@
 """Two micro-batches over split replicas; the replicas are averaged after the second alone."""
 
-from accumulated import Accumulated
+from accumulated import accumulated
 from torch.distributed.fsdp import fully_shard
 
 MESH = "dp_replicate=2,dp_shard=2"
@@ -14,4 +14,4 @@ def parallelize(model, mesh):
     def before(is_last):
         model.set_requires_all_reduce(is_last)
 
-    return Accumulated(model, before)
+    return accumulated(model, before)

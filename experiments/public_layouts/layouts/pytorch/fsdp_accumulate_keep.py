@@ -1,6 +1,6 @@
 """Two micro-batches; parameters stay gathered from the first backward to the second forward."""
 
-from accumulated import Accumulated
+from accumulated import accumulated
 from torch.distributed.fsdp import fully_shard
 
 MESH = "dp=2"
@@ -15,4 +15,4 @@ def parallelize(model, mesh):
         model.set_reshard_after_backward(is_last)
         model.set_is_last_backward(is_last)
 
-    return Accumulated(model, before)
+    return accumulated(model, before)

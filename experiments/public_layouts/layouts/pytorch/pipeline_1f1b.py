@@ -1,6 +1,6 @@
 """1F1B: one forward, one backward."""
 
-from pipelined import Pipelined
+from pipelined import pipelined
 from torch.distributed.pipelining import Schedule1F1B
 
 MESH = "pp=2"
@@ -9,4 +9,4 @@ OPTIONS = {"data": "models.py:pairs", "batch_size": 4}
 
 
 def parallelize(model, mesh):
-    return Pipelined(model, mesh, Schedule1F1B, places=((0,), (1,)))
+    return pipelined(model, mesh, Schedule1F1B, places=((0,), (1,)))

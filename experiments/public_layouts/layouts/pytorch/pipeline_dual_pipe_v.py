@@ -1,6 +1,6 @@
 """DualPipeV: forwards and backwards of two micro-batches at a time."""
 
-from pipelined import Pipelined
+from pipelined import pipelined
 from torch.distributed.pipelining import ScheduleDualPipeV
 
 MESH = "pp=2"
@@ -9,4 +9,4 @@ OPTIONS = {"data": "models.py:pairs", "batch_size": 4}
 
 
 def parallelize(model, mesh):
-    return Pipelined(model, mesh, ScheduleDualPipeV, places=((0, 3), (1, 2)))
+    return pipelined(model, mesh, ScheduleDualPipeV, places=((0, 3), (1, 2)))

@@ -1,6 +1,6 @@
 """GPipe: all forwards, then all backwards."""
 
-from pipelined import Pipelined
+from pipelined import pipelined
 from torch.distributed.pipelining import ScheduleGPipe
 
 MESH = "pp=2"
@@ -9,4 +9,4 @@ OPTIONS = {"data": "models.py:pairs", "batch_size": 4}
 
 
 def parallelize(model, mesh):
-    return Pipelined(model, mesh, ScheduleGPipe, places=((0,), (1,)))
+    return pipelined(model, mesh, ScheduleGPipe, places=((0,), (1,)))

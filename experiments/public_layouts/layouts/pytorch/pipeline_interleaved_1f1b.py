@@ -1,6 +1,6 @@
 """1F1B with two stages on each rank."""
 
-from pipelined import Pipelined
+from pipelined import pipelined
 from torch.distributed.pipelining import ScheduleInterleaved1F1B
 
 MESH = "pp=2"
@@ -9,4 +9,4 @@ OPTIONS = {"data": "models.py:pairs", "batch_size": 4}
 
 
 def parallelize(model, mesh):
-    return Pipelined(model, mesh, ScheduleInterleaved1F1B, places=((0, 2), (1, 3)))
+    return pipelined(model, mesh, ScheduleInterleaved1F1B, places=((0, 2), (1, 3)))

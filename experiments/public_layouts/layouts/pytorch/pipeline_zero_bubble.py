@@ -1,6 +1,6 @@
 """Zero bubble: the gradients of inputs and of weights apart."""
 
-from pipelined import Pipelined
+from pipelined import pipelined
 from torch.distributed.pipelining import ScheduleInterleavedZeroBubble
 
 MESH = "pp=2"
@@ -9,4 +9,4 @@ OPTIONS = {"data": "models.py:pairs", "batch_size": 4}
 
 
 def parallelize(model, mesh):
-    return Pipelined(model, mesh, ScheduleInterleavedZeroBubble, places=((0, 2), (1, 3)))
+    return pipelined(model, mesh, ScheduleInterleavedZeroBubble, places=((0, 2), (1, 3)))

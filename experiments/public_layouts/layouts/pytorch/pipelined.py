@@ -1,11 +1,7 @@
-"""A pipeline as a module: its forward runs the whole schedule, backward included, and its backward hands out the gradients.
-
-Schedules of torch.distributed.pipelining compute forwards and backwards of micro-batches in an order of their own. So the forward
-returns the loss, and the gradients that the schedule has left in the parameters go through autograd once more.
-"""
+"""A pipeline: schedules of torch.distributed.pipelining compute forwards and backwards of micro-batches."""
 
 import torch
-from schedules import gradients_of, with_gradients
+from schedules import Scheduled, WholeStep
 from torch import distributed, nn
 from torch.distributed.pipelining import PipelineStage
 from torch.nn import functional
@@ -26,7 +22,7 @@ class Layers(nn.Module):
         return x
 
 
-class Pipelined(nn.Module):
+class Pipelined(Scheduled):
     """The stages of this rank; ``places`` are the numbers of all stages, by rank."""
 
     def __init__(self, model, mesh, schedule, places, **options):
@@ -46,10 +42,15 @@ class Pipelined(nn.Module):
             stages[0] if is_single else stages, MICRO_BATCHES, loss_fn=functional.mse_loss, **options
         )
 
-    def forward(self, x, targets):
+    def schedule(self, x, targets):
         losses = []
         taken = {"target": targets, "losses": losses} if self.ends["last"] else {}
-        gradients = gradients_of(self, lambda: self.run.step(*((x,) if self.ends["first"] else ()), **taken))
+        self.run.step(*((x,) if self.ends["first"] else ()), **taken)
         loss = torch.stack(losses).mean().detach() if losses else torch.zeros((), dtype=x.dtype)
         distributed.broadcast(loss, self.last_rank)
-        return with_gradients(self, loss, gradients)
+        return loss
+
+
+def pipelined(model, mesh, schedule, places, **options):
+    """The layout, whose step is that of the schedule."""
+    return WholeStep(Pipelined(model, mesh, schedule, places, **options))

@@ -1,34 +1,33 @@
-"""A training loop's own forwards and backwards as one differentiable forward: its loss carries the gradients it has left."""
+"""Layouts whose module takes forwards and backwards in an order of its own."""
 
 import torch
+from torch import nn
+
+from dpexp.strategies.placed import UNOBSERVED, Placed
 
 
-class Ready(torch.autograd.Function):
-    """A loss whose gradients are known already, its weight among the ranks included."""
+class Scheduled(nn.Module):
+    """A module whose ``schedule(*inputs)`` returns the loss, and adds its gradients to those of the parameters."""
 
-    @staticmethod
-    def forward(ctx, loss, gradients, *parameters):
-        ctx.gradients = gradients
-        return loss.clone()
-
-    @staticmethod
-    def backward(ctx, of_loss):
-        return None, None, *ctx.gradients
-
-
-def gradients_of(module, run):
-    """The gradients that ``run()`` leaves in the parameters, which have none before and after."""
-    parameters = list(module.parameters())
-    for parameter in parameters:
-        parameter.grad = None
-    with torch.enable_grad():
-        run()
-    gradients = [parameter.grad for parameter in parameters]
-    for parameter in parameters:
-        parameter.grad = None
-    return gradients
+    def forward(self, *inputs):
+        kept = [(parameter, parameter.grad) for parameter in self.parameters()]
+        with torch.enable_grad():
+            loss = self.schedule(*inputs)
+        if not torch.is_grad_enabled():
+            for parameter, gradient in kept:
+                parameter.grad = gradient
+        return loss
 
 
-def with_gradients(module, loss, gradients):
-    """The loss, whose backward gives the parameters these gradients."""
-    return Ready.apply(loss, gradients, *module.parameters())
+class WholeStep(Placed):
+    """A step in which the module's forward is the backward, too."""
+
+    def step(self, batch, loss, update, autocast=None, observer=UNOBSERVED):
+        with torch.set_grad_enabled(update is not None):
+            total = self.module(*batch.inputs)
+        observer.forward_ended(total)
+        observer.loss_ended(total)
+        if update is not None:
+            observer.backward_ended()
+            update()
+        return total

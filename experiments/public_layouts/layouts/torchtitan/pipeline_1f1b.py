@@ -1,6 +1,6 @@
 """torchtitan's pipeline of two ranks, schedule 1F1B."""
 
-from pipelined import Pipelined
+from pipelined import pipelined
 
 MESH = "pp=2"
 MODELS = ("llama3_with_loss",)
@@ -8,4 +8,4 @@ OPTIONS = {"data": "models.py:texts", "loss": "", "batch_size": 4}
 
 
 def parallelize(model, mesh):
-    return Pipelined(model, mesh, "1F1B")
+    return pipelined(model, mesh, "1F1B")

@@ -1,4 +1,4 @@
-"""torchtitan's pipeline as a module, whose forward runs the whole schedule and whose backward hands out the gradients."""
+"""torchtitan's pipeline, whose schedule computes forwards and backwards of micro-batches."""
 
 import sys
 from pathlib import Path
@@ -10,10 +10,10 @@ from torch import distributed, nn
 from torchtitan.distributed.pipeline_parallel import pipeline_llm
 
 sys.path.append(str(Path(__file__).parents[1] / "pytorch"))
-from schedules import gradients_of, with_gradients
+from schedules import Scheduled, WholeStep
 
 
-class Pipelined(nn.Module):
+class Pipelined(Scheduled):
     """The stages of this rank, with the names that their modules have in the model."""
 
     def __init__(self, model, mesh, schedule):
@@ -33,13 +33,18 @@ class Pipelined(nn.Module):
                 if getattr(part, name) is not None:
                     setattr(self, name, getattr(part, name))
 
-    def forward(self, tokens, targets):
+    def schedule(self, tokens, targets):
         losses = []
         taken = {"target": targets, "losses": losses} if self.has_last else {}
-        gradients = gradients_of(self, lambda: self.run.step(*((tokens,) if self.has_first else ()), **taken))
+        self.run.step(*((tokens,) if self.has_first else ()), **taken)
         total = (
             torch.stack(losses).sum().detach() if losses else torch.zeros((), dtype=torch.get_default_dtype())
         )
         total = total.to(next(self.parameters()).dtype)
         distributed.broadcast(total, distributed.get_world_size() - 1)
-        return with_gradients(self, total, gradients)
+        return total
+
+
+def pipelined(model, mesh, schedule):
+    """The layout, whose step is that of the schedule."""
+    return WholeStep(Pipelined(model, mesh, schedule))

@@ -18,7 +18,7 @@ from dpexp.engine.verify import verify
 from dpexp.models.registry import MODELS
 from dpexp.record.record import Record
 from dpexp.report import units
-from dpexp.strategies.ranks import Fsdp, groups_of_tied
+from dpexp.strategies.ranks import Fsdp
 
 SHORT = ("--steps", "4", "--warmup", "1", "--phase-steps", "2", "--json")
 ACCUMULATED = ("--accumulate", "2", "--clip-norm", "0.01")
@@ -52,7 +52,7 @@ def test_fsdp_computes_what_a_single_device_computes_from_shards() -> None:
         (size, size) for size in shards
     ]
     assert [use[rank]["device"] for rank in range(3)] == ["cpu:0", "cpu:1", "cpu:2"]
-    assert all(row["activations"] > 0 and row["peak"] > 2 * row["parameters"] for row in found["memory_use"])
+    assert all(row["activations"] > 0 for row in found["memory_use"])
     assert found["work"]["flops"]["forward"] == ddp["work"]["flops"]["forward"] / 3  # batches of 10, not 30
     assert {"all-gather", "backward all-gather", "reduce-scatter"} < set(found["phases"])
     text = report.summary(Record.from_dict(found), width=120, full=True)
@@ -88,19 +88,12 @@ def test_replicated_tables_are_all_reduced(gradients: str, optimizer: tuple[str,
 
 
 def test_tables_are_sharded_by_rows() -> None:
-    words = (
-        "--shard-embedding",
-        "--sparse",
-        "--model",
-        "dlrm:tables=2,rows=70001,fused=false",
-        "--host",
-        "embedding",
-    )
+    words = ("--shard-embedding", "--sparse", "--model", "embedding:rows=70001,dim=16")
     optimizer = ("--optimizer", "adagrad", *ACCUMULATED)
     found = record(torchrun(4, "hybrid", *words, *optimizer, "--batch-size", "10", *SHORT))
     assert found["verification"]["output_error"] < 1e-12
     assert found["verification"]["gradient_error"] < 1e-12
-    tables = [row for row in found["device_map"] if row["module"] == "embedding.tables.0"]
+    tables = [row for row in found["device_map"] if row["module"] == "embedding"]
     assert [
         (row["rank"], row["placement"], row["bytes"]) for row in tables if row["kind"] == "parameter"
     ] == [
@@ -109,7 +102,7 @@ def test_tables_are_sharded_by_rows() -> None:
         (2, "rows 35002 to 52502", 17501 * 64),
         (3, "rows 52503 to 70000", 17498 * 64),
     ]
-    assert "embedding.tables.0 was compared in" in found["verification"]["note"]
+    assert "embedding was compared in" in found["verification"]["note"]
     sums = [row for row in tables if row["kind"] == "optimizer"]
     assert [(row["rank"], row["shape"], row["bytes"]) for row in sums] == [
         (rank, [70001, 16], 64 * rows) for rank, rows in enumerate((17501, 17501, 17501, 17498))
@@ -161,16 +154,16 @@ def test_tied_weights_are_sharded_as_one(tmp_path: Path) -> None:
     }
 
 
-def test_a_block_tied_to_a_parameter_outside_of_blocks_is_left_to_the_root() -> None:
+def test_blocks_with_a_tied_parameter_are_left_to_the_root() -> None:
     class Outer(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.first, self.second, self.third = (nn.Linear(4, 4) for _ in range(3))
+            self.apart = nn.Linear(4, 4)
             self.scale = self.third.weight
             self.second.weight = self.first.weight
 
-    model = Outer()
-    assert groups_of_tied(model, ["first", "second", "third"]) == [[model.first, model.second]]
+    assert Fsdp(RunConfig("fsdp").options).blocks(Outer()) == ["apart"]
 
 
 def verified(group: ProcessGroup, case: str) -> list[Any]:
