@@ -6,19 +6,18 @@ One step over three devices; columns are devices, time runs down::
                     scatter: 4        4        2          scatter_gather.py
     module ──► replicate: original  copy     copy         replicate.py
                            │         │        │
-               parallel_apply: one worker thread a device parallel_apply.py
+               parallel_apply: a thread per replica       parallel_apply.py
                            │         │        │
                      gather: 10 rows on the output device scatter_gather.py
                            ▼
                           loss
 
-``data_parallel`` composes the four and ``DataParallel`` is the same as a module (data_parallel.py): start
+``DataParallel`` composes the four, and ``data_parallel`` is the same as a function (data_parallel.py): start
 reading there. Autograd takes gradients the same way back: through gather (a slice for each replica),
 through the replicas, and through the copies into the original's parameters, where they add up.
 
 Names, arguments and semantics are those of ``torch.nn.parallel``; where that silently drops rows or
-arguments, this package raises an error. It imports ``devices`` and ``tensors``; every room above and users
-may import it.
+arguments, this package raises an error.
 """
 
 from dpexp.parallel.data_parallel import DataParallel, data_parallel

@@ -12,7 +12,25 @@ from torch import nn
 from dpexp.devices import accelerators, is_virtual, physical, place, placed_on, running_on
 from dpexp.parallel.parallel_apply import parallel_apply
 from dpexp.parallel.replicate import replicate
-from dpexp.parallel.scatter_gather import DeviceId, gather, scatter_kwargs, to_device, to_devices
+from dpexp.parallel.scatter_gather import DeviceId, gather, scatter_kwargs, to_device
+
+
+def data_parallel(
+    module: nn.Module,
+    inputs: Any,
+    device_ids: Sequence[DeviceId] | None = None,
+    output_device: DeviceId | None = None,
+    dim: int = 0,
+    module_kwargs: dict[str, Any] | None = None,
+) -> Any:
+    """``module(*inputs, **module_kwargs)`` over the devices: DataParallel as a function.
+
+    ``inputs`` is a tuple of positional arguments, the only argument, or None. ``device_ids`` are those of
+    DataParallel.
+    """
+    if not isinstance(inputs, tuple):
+        inputs = () if inputs is None else (inputs,)
+    return DataParallel(module, device_ids, output_device, dim)(*inputs, **(module_kwargs or {}))
 
 
 class DataParallel(nn.Module):
@@ -39,7 +57,7 @@ class DataParallel(nn.Module):
         super().__init__()
         self.module = module
         self.dim = dim
-        self.device_ids = _devices(device_ids)
+        self.device_ids = list(map(to_device, accelerators() if device_ids is None else device_ids))
         self._threads = Threads(len(self.device_ids))
         if not self.device_ids:
             return
@@ -79,63 +97,28 @@ class DataParallel(nn.Module):
 
 
 class Threads:
-    """The threads of a DataParallel, kept between its forwards.
+    """The threads of a DataParallel, kept between its forwards; a copied or pickled one has its own.
 
-    Forwards at the same time, as those of a DataParallel inside of replicas, have an executor each. A copied
-    or pickled DataParallel, or that of a forked process, starts threads of its own.
+    Forwards at the same time, as those of a DataParallel inside of replicas, have an executor each.
     """
 
     def __init__(self, count: int) -> None:
         self._count = count
-        self._idle: dict[int, list[ThreadPoolExecutor]] = {}
+        self._idle: dict[int, list[ThreadPoolExecutor]] = {}  # by process: a forked one has no threads yet
 
     @contextmanager
     def executor(self) -> Iterator[ThreadPoolExecutor]:
         """One that no other forward uses until this context ends."""
         idle = self._idle.setdefault(os.getpid(), [])
-        executor = idle.pop() if idle else ThreadPoolExecutor(self._count, "dpexp replica")
+        try:
+            executor = idle.pop()
+        except IndexError:
+            executor = ThreadPoolExecutor(self._count, "dpexp replica")
         yield executor
         idle.append(executor)
 
     def __reduce__(self) -> Any:
         return Threads, (self._count,)
-
-
-def data_parallel(
-    module: nn.Module,
-    inputs: Any,
-    device_ids: Sequence[DeviceId] | None = None,
-    output_device: DeviceId | None = None,
-    dim: int = 0,
-    module_kwargs: dict[str, Any] | None = None,
-) -> Any:
-    """``module(*inputs, **module_kwargs)`` over the devices: DataParallel as a function.
-
-    ``inputs`` is a tuple of positional arguments, the only argument, or None. ``device_ids`` are those of
-    DataParallel.
-    """
-    if not isinstance(inputs, tuple):
-        inputs = () if inputs is None else (inputs,)
-    devices = _devices(device_ids)
-    if not devices:
-        return module(*inputs, **(module_kwargs or {}))
-    _check_module_device(module, devices[0])
-    args, kwargs = scatter_kwargs(inputs, module_kwargs, devices, dim)
-    if not args:
-        args, kwargs = ((),), ({},)
-    if len(devices) == 1:
-        with running_on(devices[0], 0):
-            return module(*args[0], **kwargs[0])
-    used = devices[: len(args)]
-    replicas = replicate(module, used, not torch.is_grad_enabled())
-    outputs = parallel_apply(replicas, args, kwargs, used)
-    return gather(outputs, devices[0] if output_device is None else output_device, dim)
-
-
-def _devices(device_ids: Sequence[DeviceId] | None) -> list[torch.device]:
-    if device_ids is None:
-        return accelerators()
-    return to_devices(device_ids) if device_ids else []
 
 
 def _check_module_device(module: nn.Module, expected: torch.device) -> None:
@@ -145,14 +128,13 @@ def _check_module_device(module: nn.Module, expected: torch.device) -> None:
     """
     for name, part in module.named_modules():
         labelled = placed_on(part)
-        for kind, tensors in (("parameter", part._parameters), ("buffer", part._buffers)):
-            for key, tensor in tensors.items():
-                if tensor is None:
-                    continue
-                found = labelled if is_virtual(labelled) and tensor.device.type == "cpu" else tensor.device
-                if found != expected and (is_virtual(found) or found != physical(expected)):
-                    raise RuntimeError(
-                        f"module must have its parameters and buffers on device {expected} (device_ids[0]) "
-                        f"but found {kind} '{name + '.' * bool(name) + key}' on device {found}: "
-                        f"dpexp.devices.place(module, torch.device('{expected}')) moves it there"
-                    )
+        for key, tensor in [*part._parameters.items(), *part._buffers.items()]:
+            if tensor is None:
+                continue
+            found = labelled if is_virtual(labelled) and tensor.device.type == "cpu" else tensor.device
+            if found != expected and (is_virtual(found) or found != physical(expected)):
+                raise RuntimeError(
+                    f"module must have its parameters and buffers on device {expected} (device_ids[0]) "
+                    f"but found '{name + '.' * bool(name) + key}' on device {found}: "
+                    f"dpexp.devices.place(module, torch.device('{expected}')) moves it there"
+                )

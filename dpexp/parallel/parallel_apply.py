@@ -2,7 +2,7 @@
 
 ::
 
-    caller      worker            worker
+    caller      thread            thread
       ├─ chunk 1 ──►│
       ├─ chunk 2 ───┼────────────────►│
     forward 0     forward 1         forward 2
@@ -10,23 +10,26 @@
     outputs, or the first replica's exception
 
 There are as many threads as replicas, so replicas that wait for each other do not hang. On the CPU they
-share the caller's intra-op threads. Replicas that draw random numbers from one generator compute one after
-another in the caller's thread instead (random_layers.py).
+share the caller's intra-op threads. Each has the state of the caller's thread.
 """
 
-import contextvars
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextvars import copy_context
 from typing import Any
 
 import torch
 from torch import nn
 from torch._utils import KeyErrorMessage
 from torch.autograd.graph import saved_tensors_hooks
-from torch.utils import _python_dispatch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _get_current_dispatch_mode_stack,
+    _pop_mode,
+    _push_mode,
+)
 
 from dpexp.config.errors import plural
 from dpexp.devices import HOST, label, physical, running_on
@@ -47,6 +50,7 @@ def parallel_apply(
     An input is a tuple or list of positional arguments, or the only argument. Without ``devices`` a
     module computes on the device of its first input tensor. The first module computes in the caller's
     thread, the others in the ``executor``, which must have a thread for each; without one, in new threads.
+    Replicas that draw random numbers from one generator compute one after another in the caller's thread.
 
     When a replica raises, the others finish first. Then the first one's exception is raised here: the same
     type, with the replica and its device in the message and the original as ``__cause__``.
@@ -60,16 +64,19 @@ def parallel_apply(
             )
     kwargs = kwargs_tup if kwargs_tup is not None else [{}] * count
     device_of = [
-        _input_device(input) if device is None else to_device(device)
+        next((tensor.device for tensor in walk(input)), HOST) if device is None else to_device(device)
         for input, device in zip(inputs, devices if devices is not None else [None] * count, strict=True)
     ]
-    streams = list(map(_current_stream, device_of))
-    outputs: list[Any] = [None] * count
+    streams = [
+        nullcontext() if device.type in ("cpu", "meta") else torch.accelerator.current_stream(device)
+        for device in device_of
+    ]
+    grad, outputs = torch.is_grad_enabled(), [None] * count
     errors: dict[int, BaseException] = {}
 
     def forward(replica: int) -> None:
         args = inputs[replica] if isinstance(inputs[replica], list | tuple) else (inputs[replica],)
-        with running_on(device_of[replica], replica), streams[replica]:
+        with running_on(device_of[replica], replica), streams[replica], torch.set_grad_enabled(grad):
             try:
                 outputs[replica] = modules[replica](*args, **kwargs[replica])
             except BaseException as error:  # of any kind: it is raised again in the caller's thread
@@ -79,62 +86,58 @@ def parallel_apply(
         if count < 2 or _in_order(modules[0], device_of):
             for replica in range(count):
                 forward(replica)
-        elif executor is not None:
-            _in_threads(forward, device_of, executor)
         else:
-            with ThreadPoolExecutor(count) as executor:
-                _in_threads(forward, device_of, executor)
-    _raise_first(errors, device_of)
+            with nullcontext(executor) if executor else ThreadPoolExecutor(count) as threads:
+                _in_threads(forward, device_of, threads)
+    if errors:
+        _raise_first(errors, device_of)
     return outputs
-
-
-def _input_device(value: Any) -> torch.device:
-    """The device of the first tensor in the pytree; the host if there is none."""
-    first = next(walk(value), None)
-    return HOST if first is None else first.device
-
-
-def _current_stream(device: torch.device) -> AbstractContextManager[object]:
-    """Inside, a thread has this thread's stream of the device, and the device is its current one."""
-    return nullcontext() if device.type in ("cpu", "meta") else torch.accelerator.current_stream(device)
 
 
 def _in_order(module: nn.Module, devices: Sequence[torch.device]) -> bool:
     """Whether replicas draw from one generator, or have fake tensors, whose mode is of one thread."""
-    shares_generator = len({physical(device) for device in devices}) < len(devices)
-    modes = _python_dispatch._get_current_dispatch_mode_stack()
-    return (shares_generator and draws_random_numbers(module)) or any(hasattr(m, "_mode_key") for m in modes)
+    shares_generator = len(set(map(physical, devices))) < len(devices)
+    is_fake = any(hasattr(mode, "_mode_key") for mode in _get_current_dispatch_mode_stack())
+    return is_fake or (shares_generator and draws_random_numbers(module))
 
 
 def _in_threads(forward: Callable[[int], None], devices: Sequence[torch.device], executor: Executor) -> None:
     """Call ``forward(replica)`` for each device: of the first here, of the others in the executor."""
-    state, saved = _state_of_this_thread(devices), [SavedTensors() for _ in devices]
+    modes, lock = _get_current_dispatch_mode_stack(), threading.RLock()
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    saved: list[list[Any]] = [[] for _ in devices]
+    state = _state_of_this_thread(devices, modes)
 
-    def run(replica: int) -> None:
-        with state(), saved[replica].hooks():
+    def compute(replica: int) -> None:
+        with (
+            _save_in(saved[replica]) if hooks else nullcontext(),
+            _OneAtATime(lock) if modes else nullcontext(),
+        ):
             forward(replica)
 
-    futures = [executor.submit(contextvars.copy_context().run, run, i) for i in range(1, len(devices))]
-    with torch.set_grad_enabled(torch.is_grad_enabled()):
-        contextvars.copy_context().run(forward, 0)
-    for replica, future in enumerate(futures, 1):
+    def compute_in_thread(replica: int) -> None:
+        with state():
+            compute(replica)
+
+    futures = [executor.submit(copy_context().run, compute_in_thread, i) for i in range(1, len(devices))]
+    copy_context().run(compute, 0)
+    for future in futures:
         future.result()
-        with running_on(devices[replica], replica):
-            saved[replica].pack()
+    for replica, device in enumerate(devices if hooks else ()):
+        with running_on(device, replica):
+            for entry in saved[replica]:  # in order: torch.utils.checkpoint numbers what its hooks get
+                entry[:] = hooks[1], hooks[0](entry[1])
 
 
-def _state_of_this_thread(devices: Sequence[torch.device]) -> Callable[[], AbstractContextManager[object]]:
+def _state_of_this_thread(
+    devices: Sequence[torch.device], modes: list[Any]
+) -> Callable[[], AbstractContextManager[object]]:
     """A function that gives the thread that calls it this one's state, until its context ends."""
-    threads, grad, inference = (
-        torch.get_num_threads(),
-        torch.is_grad_enabled(),
-        torch.is_inference_mode_enabled(),
-    )
+    threads, inference = torch.get_num_threads(), torch.is_inference_mode_enabled()
     kinds = {"cpu", *(device.type for device in devices)}
     autocast = [(kind, torch.get_autocast_dtype(kind)) for kind in kinds if is_autocast_enabled(kind)]
     cache_enabled = torch.is_autocast_cache_enabled()
     default_device = torch.get_default_device()
-    modes, lock = _python_dispatch._get_current_dispatch_mode_stack(), threading.RLock()
 
     @contextmanager
     def state() -> Iterator[None]:
@@ -143,50 +146,19 @@ def _state_of_this_thread(devices: Sequence[torch.device]) -> Callable[[], Abstr
         with ExitStack() as stack:
             if inference:
                 stack.enter_context(torch.inference_mode())
-            stack.enter_context(torch.set_grad_enabled(grad))
             for kind, dtype in autocast:
                 stack.enter_context(torch.autocast(kind, dtype=dtype, cache_enabled=cache_enabled))
             if default_device != HOST:
                 stack.enter_context(default_device)
             for mode in modes:  # their __enter__ is for one thread
-                _python_dispatch._push_mode(mode)
-                stack.callback(_python_dispatch._pop_mode)
-            if modes:
-                stack.enter_context(OneAtATime(lock))
+                _push_mode(mode)
+                stack.callback(_pop_mode)
             yield
 
     return state
 
 
-class SavedTensors:
-    """What a replica saves for backward where the caller has hooks on it, as torch.utils.checkpoint has.
-
-    Such hooks may number what they get. So the caller packs it, in the order of the replicas.
-    """
-
-    def __init__(self) -> None:
-        self._hooks_of_caller = torch._C._autograd._top_saved_tensors_default_hooks(True)
-        self._saved: list[list[Any]] = []
-
-    def hooks(self) -> AbstractContextManager[object]:
-        """Inside, a thread saves here, if this object was made under hooks."""
-        if self._hooks_of_caller is None:
-            return nullcontext()
-        return saved_tensors_hooks(self._save, lambda saved: saved[0](saved[1]))
-
-    def _save(self, tensor: torch.Tensor) -> list[Any]:
-        self._saved.append([lambda tensor: tensor, tensor])
-        return self._saved[-1]
-
-    def pack(self) -> None:
-        """Call the caller's hook on each tensor."""
-        for saved in self._saved:
-            pack, unpack = self._hooks_of_caller
-            saved[:] = unpack, pack(saved[1])
-        self._saved.clear()
-
-
-class OneAtATime(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _OneAtATime(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Above the caller's dispatch modes in each replica: they see one operation at a time."""
 
     supports_higher_order_operators = True
@@ -203,6 +175,16 @@ class OneAtATime(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         with self._lock:
             return func(*args, **(kwargs or {}))
+
+
+def _save_in(saved: list[list[Any]]) -> AbstractContextManager[object]:
+    """Inside, what this thread saves for backward goes into the list, as a function and its argument."""
+
+    def save(tensor: torch.Tensor) -> list[Any]:
+        saved.append([lambda tensor: tensor, tensor])
+        return saved[-1]
+
+    return saved_tensors_hooks(save, lambda entry: entry[0](entry[1]))
 
 
 def is_autocast_enabled(kind: str) -> bool:
@@ -232,30 +214,25 @@ def intra_op_threads(count: int) -> Iterator[None]:
 
 
 def _raise_first(errors: dict[int, BaseException], devices: Sequence[torch.device]) -> None:
-    """Raise the exception of the first replica that has one, with the replica and its device in it."""
-    if not errors:
-        return
+    """Raise the exception of the first replica that has one: of the same type, with where it was raised.
+
+    One that takes other arguments than a message, or that is not an Exception, gets a note instead.
+    """
     replica, *others = sorted(errors)
-    error = errors[replica]
-    located = _located(error, f"replica {replica} on device {label(devices[replica])}")
+    error, where = errors[replica], f"in replica {replica} on device {label(devices[replica])}."
+    located, cause = error, error.__cause__
+    try:
+        if isinstance(error, Exception):
+            text = KeyErrorMessage(f"Caught {type(error).__name__} {where}\n{error}")
+            located, cause = type(error)(text), error
+    except Exception:  # it takes other arguments than a message
+        pass
+    if located is error:
+        error.add_note(f"Caught {where}")
     if others:
         located.add_note(f"replicas {', '.join(map(str, others))} raised as well")
     errors.clear()
     try:
-        raise located from (error if located is not error else error.__cause__)
+        raise located from cause
     finally:
-        del error, located  # the traceback refers to this frame: its variables would close a cycle
-
-
-def _located(error: BaseException, where: str) -> BaseException:
-    """An exception of the same type with ``where`` in its message.
-
-    One that takes other arguments than a message, or that is not an Exception, gets a note instead.
-    """
-    if isinstance(error, Exception):
-        try:
-            return type(error)(KeyErrorMessage(f"Caught {type(error).__name__} in {where}.\n{error}"))
-        except Exception:
-            pass
-    error.add_note(f"Caught in {where}.")
-    return error
+        del error, located, cause  # the traceback refers to this frame: its variables would close a cycle

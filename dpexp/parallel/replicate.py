@@ -53,10 +53,8 @@ class Copies(torch.autograd.Function):
     def forward(ctx: Any, devices: list[torch.device], *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         copies = [_copy(each, device, i == 0) for i, device in enumerate(devices) for each in tensors]
         ctx.devices = [tensor.device for tensor in tensors]
-        needs_grad = [tensor.requires_grad for tensor in tensors] * len(devices)
-        ctx.mark_non_differentiable(
-            *(copy for copy, needs in zip(copies, needs_grad, strict=True) if not needs)
-        )
+        fixed = [i for i, tensor in enumerate(tensors) if not tensor.requires_grad]
+        ctx.mark_non_differentiable(*(copy for i in fixed for copy in copies[i :: len(tensors)]))
         ctx.set_materialize_grads(False)
         return tuple(copies)
 

@@ -12,7 +12,7 @@ keep their types; both are differentiable, twice too. Zero rows make an empty ch
 """
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -31,13 +31,13 @@ def to_device(device: DeviceId) -> torch.device:
 
     Raises ValueError for an index on a machine without an accelerator: virtual devices have no int.
     """
-    if isinstance(device, torch.device | str):
+    if device == -1:
+        return HOST
+    if not isinstance(device, int):
         device = torch.device(device)
         if device.type in ("cpu", "meta") or device.index is not None:
             return device
         return torch.device(device.type, torch.accelerator.current_device_index())
-    if device == -1:
-        return HOST
     kind = torch.accelerator.current_accelerator(check_available=True)
     if kind is None:
         raise ValueError(
@@ -60,19 +60,10 @@ def chunk_sizes(batch_size: int, devices: int | Sequence[DeviceId]) -> list[int]
     ``chunk_sizes(30, 8)`` is ``[4, 4, 4, 4, 4, 4, 4, 2]``, ``chunk_sizes(10, 8)`` is ``[2, 2, 2, 2, 2]``.
     """
     count = devices if isinstance(devices, int) else len(devices)
-    if batch_size < 0 or count < 1:
-        raise ValueError(
-            f"{plural(batch_size, 'row')} over {plural(count, 'device')}: rows are at least 0, "
-            "devices at least 1"
-        )
     if batch_size == 0:
         return [0] * count
     size = -(-batch_size // count)
-    full, rest = divmod(batch_size, size)
-    return [size] * full + [rest] * (rest > 0)
-
-
-# --- scatter -------------------------------------------------------------------------------------
+    return [min(size, batch_size - first) for first in range(0, batch_size, size)]
 
 
 def scatter(inputs: Any, devices: Sequence[DeviceId], dim: int = 0) -> Any:
@@ -86,13 +77,8 @@ def scatter(inputs: Any, devices: Sequence[DeviceId], dim: int = 0) -> Any:
     Raises ValueError where tensors have different batch sizes, no dimension ``dim`` or none at all.
     """
     placed = to_devices(devices)
-    chunks = _scatter(inputs, placed, _chunk_count(_batch_sizes({"inputs": inputs}, dim), placed), dim)
+    chunks = _scatter(inputs, placed, _chunk_count({"inputs": inputs}, placed, dim), dim)
     return tuple(chunks) if isinstance(inputs, torch.Tensor) else chunks
-
-
-def check_batch_sizes(args: tuple[Any, ...], kwargs: dict[str, Any], devices: Sequence[DeviceId]) -> None:
-    """Raises ValueError for arguments of a call that ``scatter_kwargs`` would refuse."""
-    _chunk_count(_batch_sizes({"inputs": args, **kwargs}, 0), to_devices(devices))
 
 
 def scatter_kwargs(
@@ -106,11 +92,16 @@ def scatter_kwargs(
     placed = to_devices(devices)
     if not inputs and not kwargs:
         return (), ()
-    count = _chunk_count(_batch_sizes({"inputs": inputs, **(kwargs or {})}, dim), placed)
+    count = _chunk_count({"inputs": inputs, **(kwargs or {})}, placed, dim)
     return (
         tuple(_scatter(inputs, placed, count, dim) if inputs else [()] * count),
         tuple(_scatter(kwargs, placed, count, dim) if kwargs else ({} for _ in range(count))),
     )
+
+
+def check_batch_sizes(args: tuple[Any, ...], kwargs: dict[str, Any], devices: Sequence[DeviceId]) -> None:
+    """Raises ValueError for arguments of a call that ``scatter_kwargs`` would refuse."""
+    _chunk_count({"inputs": args, **kwargs}, to_devices(devices), 0)
 
 
 def _is_container(value: Any) -> bool:
@@ -118,9 +109,9 @@ def _is_container(value: Any) -> bool:
     return isinstance(value, dict | list | tuple) and not isinstance(value, PackedSequence)
 
 
-def _batch_sizes(arguments: dict[str, Any], dim: int) -> dict[str, int]:
-    """The batch size of every tensor, by its path: ``{"inputs[0]": 10, "mask": 10}``."""
-    sizes: dict[str, int] = {}
+def _chunk_count(arguments: dict[str, Any], devices: Sequence[torch.device], dim: int) -> int:
+    """The number of chunks, the same for every argument. Raises ValueError for different batch sizes."""
+    sizes: dict[str, int] = {}  # by path: {"inputs[0]": 10, "mask": 10}
     for name, argument in arguments.items():
         for path, leaf in leaves(argument, name, lambda value: not _is_container(value)):
             if isinstance(leaf, PackedSequence):
@@ -128,30 +119,25 @@ def _batch_sizes(arguments: dict[str, Any], dim: int) -> dict[str, int]:
                     f"{path} is a PackedSequence, which has no batch dimension to split: pass the padded "
                     "batch and the lengths, and pack inside the module's forward"
                 )
-            if isinstance(leaf, torch.Tensor):
-                if not -leaf.dim() <= dim < leaf.dim():
-                    raise ValueError(
-                        f"{path} cannot be split along dimension {dim}, its shape is {tuple(leaf.shape)}: "
-                        "give it a batch dimension (x.expand(batch_size)), or pass a number, "
-                        "which goes to every device as it is"
-                    )
-                sizes[path] = leaf.size(dim)
-    return sizes
-
-
-def _chunk_count(sizes: dict[str, int], devices: Sequence[torch.device]) -> int:
-    """The number of chunks, the same for every argument. Raises ValueError for different batch sizes."""
-    if not sizes:
-        return len(devices)
-    (first, size), *others = ({path: n for path, n in sizes.items() if n != 1} or sizes).items()
-    for path, other in others:
-        if other != size:
+            if not isinstance(leaf, torch.Tensor):
+                continue
+            if not -leaf.dim() <= dim < leaf.dim():
+                raise ValueError(
+                    f"{path} cannot be split along dimension {dim}, its shape is {tuple(leaf.shape)}: "
+                    "give it a batch dimension (x.expand(batch_size)), or pass a number, "
+                    "which goes to every device as it is"
+                )
+            sizes[path] = leaf.size(dim)
+    of_many = {path: size for path, size in sizes.items() if size != 1} or sizes
+    for path, size in of_many.items():
+        first = next(iter(of_many))
+        if size != of_many[first]:
             raise ValueError(
-                f"{path} has {other} rows and {first} has {size}: tensors are split over "
+                f"{path} has {size} rows and {first} has {of_many[first]}: tensors are split over "
                 f"{', '.join(map(label, devices))} together and must have the same batch size. Expand the "
                 "smaller one, or pass what every device needs in full inside a dataclass, which is not split"
             )
-    return len(chunk_sizes(size, devices))
+    return len(chunk_sizes(next(iter(of_many.values())), devices)) if sizes else len(devices)
 
 
 def _scatter(value: Any, devices: Sequence[torch.device], count: int, dim: int) -> list[Any]:
@@ -168,18 +154,15 @@ def _scatter(value: Any, devices: Sequence[torch.device], count: int, dim: int) 
     return [rebuild(value, row) for row in zip(*columns, strict=True)]
 
 
-# --- gather --------------------------------------------------------------------------------------
-
-
 def gather(outputs: Sequence[Any], target_device: DeviceId, dim: int = 0) -> Any:
     """One output on the target device, from the outputs of all replicas: the inverse of ``scatter``.
 
     Tensors ``(rows, …)`` are concatenated along ``dim`` to ``(batch, …)``; tensors without dimension
-    become a vector, an element a replica, with a warning. None stays None. Dicts, lists, tuples,
+    become a vector, an element per replica, with a warning. None stays None. Dicts, lists, tuples,
     namedtuples and dataclasses are gathered entry by entry and keep their type.
 
-    Raises TypeError for values that cannot be gathered (numbers, strings) or differ in type between
-    replicas, and ValueError for different keys, lengths or shapes; the message names the entry.
+    Raises TypeError for values that cannot be gathered (numbers, strings), and ValueError where replicas
+    differ in types, keys, lengths or shapes; the message names the entry.
     """
     if not outputs:
         raise ValueError("nothing to gather: there is no output of any replica")
@@ -187,8 +170,13 @@ def gather(outputs: Sequence[Any], target_device: DeviceId, dim: int = 0) -> Any
 
 
 def _gather(outputs: list[Any], device: torch.device, dim: int, path: str) -> Any:
-    first = outputs[0]
-    _check_same_type(outputs, path)
+    first, kinds = outputs[0], list(map(_kind, outputs))
+    for replica, kind in enumerate(kinds):
+        if kind != kinds[0]:
+            raise ValueError(
+                f"{path} is {kinds[0]} in replica 0 and {kind} in replica {replica}: "
+                "every replica must return the same structure"
+            )
     if isinstance(first, torch.Tensor):
         return _concatenate(outputs, device, dim, path)
     if first is None:
@@ -199,15 +187,12 @@ def _gather(outputs: list[Any], device: torch.device, dim: int, path: str) -> An
             "with pad_packed_sequence(…, total_length=…) so that every replica pads to the same length"
         )
     if isinstance(first, Mapping):
-        _check_same(outputs, path, "keys", lambda output: sorted(map(repr, output)))
         outputs = [{key: output[key] for key in first} for output in outputs]
-    elif isinstance(first, list | tuple):
-        _check_same(outputs, path, "length", len)
     of_replicas = [entries(output) for output in outputs]
     if of_replicas[0] is None:
         raise TypeError(
-            f"{path} is {_a(first)} ({first!r:.60}), which cannot be joined from {len(outputs)} replicas: "
-            "return tensors with a batch dimension, None, or containers of them. A number a replica is "
+            f"{path} is {kinds[0]} ({first!r:.60}), which cannot be joined from {len(outputs)} replicas: "
+            "return tensors with a batch dimension, None, or containers of them. A number of each replica is "
             "torch.tensor([number]); what is the same for all belongs outside of the wrapped module"
         )
     columns = zip(*of_replicas, strict=True)
@@ -217,13 +202,25 @@ def _gather(outputs: list[Any], device: torch.device, dim: int, path: str) -> An
     )
 
 
+def _kind(output: Any) -> str:
+    """What must be the same in all replicas: ``a Tensor of 2 dimensions``, ``a dict of 'a', 'b'``."""
+    if output is None:
+        return "None"
+    name = "Tensor" if isinstance(output, torch.Tensor) else type(output).__name__
+    text = f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
+    if isinstance(output, torch.Tensor):
+        return f"{text} of {plural(output.dim(), 'dimension')}"
+    if isinstance(output, Mapping):
+        return f"{text} of {', '.join(sorted(map(repr, output)))}"
+    return f"{text} of length {len(output)}" if isinstance(output, list | tuple) else text
+
+
 def _concatenate(outputs: list[torch.Tensor], device: torch.device, dim: int, path: str) -> torch.Tensor:
-    _check_same(outputs, path, "number of dimensions", torch.Tensor.dim)
     if outputs[0].dim() == 0:
         warnings.warn(
             f"{path} is a tensor without dimension in every replica: gathering gives a vector of "
-            f"{len(outputs)} elements, one a replica. A loss computed inside the module has to be averaged, "
-            "weighted by rows",
+            f"{len(outputs)} elements, one per replica. A loss computed inside the module has to be "
+            "averaged, weighted by rows",
             stacklevel=2,
         )
         outputs, dim = [output.unsqueeze(0) for output in outputs], 0
@@ -237,30 +234,3 @@ def _concatenate(outputs: list[torch.Tensor], device: torch.device, dim: int, pa
             "dimensions must agree. Pad sequences to the length of the whole batch "
             "(total_length of pad_packed_sequence), not of the replica's part"
         ) from error
-
-
-def _check_same_type(outputs: list[Any], path: str) -> None:
-    types = [torch.Tensor if isinstance(output, torch.Tensor) else type(output) for output in outputs]
-    for replica, type_ in enumerate(types):
-        if type_ is not types[0]:
-            raise TypeError(
-                f"{path} is {_a(outputs[0])} in replica 0 and {_a(outputs[replica])} in replica {replica}: "
-                "every replica must return the same structure"
-            )
-
-
-def _check_same(outputs: list[Any], path: str, what: str, measure: Callable[[Any], Any]) -> None:
-    for replica, output in enumerate(outputs):
-        if measure(output) != measure(outputs[0]):
-            raise ValueError(
-                f"{path} differs between replicas in its {what}: {measure(outputs[0])} in replica 0 and "
-                f"{measure(output)} in replica {replica}. Every replica must return the same structure"
-            )
-
-
-def _a(value: Any) -> str:
-    """``an int``, ``a Tensor``: the type of a value in an error message."""
-    if value is None:
-        return "None"
-    name = type(value).__name__
-    return f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"

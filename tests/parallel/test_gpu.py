@@ -137,7 +137,7 @@ def test_the_callers_stream_is_the_replicas_stream() -> None:
 
 
 def test_a_module_on_the_host_is_refused() -> None:
-    with pytest.raises(RuntimeError, match=f"on device {pair()[0]} .* parameter 'weight' on device cpu"):
+    with pytest.raises(RuntimeError, match=f"on device {pair()[0]} .* 'weight' on device cpu"):
         DataParallel(nn.Linear(2, 2), pair())(torch.zeros(4, 2))
 
 

@@ -1,21 +1,25 @@
-"""parallel_apply and its workers: thread-local state, exceptions, and threads that are reused."""
+"""parallel_apply: the state of a thread, replicas that wait for each other, exceptions, threads."""
 
 import contextvars
+import copy
 import gc
 import multiprocessing
 import os
+import pickle
 import threading
 import traceback
 import weakref
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
-from dpexp.config.process import cores
 from dpexp.devices import HOST, current_device, virtual
 from dpexp.parallel import DataParallel, parallel_apply
 
@@ -34,22 +38,6 @@ class Call(nn.Module):
 def apply(function: Callable[..., Any], count: int = 3, **kwargs: Any) -> list[Any]:
     """What the function returns in each of ``count`` replicas."""
     return parallel_apply([Call(function)] * count, [()] * count, [kwargs] * count, virtual(count))
-
-
-def apart(function: Callable[..., Any]) -> list[Any]:
-    """What it returns in two replicas that wait for each other: one of them computes in a worker.
-
-    Small replicas all compute in the caller's thread otherwise, whose state needs no taking over.
-    """
-    barrier = threading.Barrier(2, timeout=1000)
-
-    def forward() -> Any:
-        barrier.wait()
-        return threading.get_ident(), function()
-
-    threads, found = zip(*apply(forward, count=2), strict=True)
-    assert len(set(threads)) == 2
-    return list(found)
 
 
 @pytest.mark.parametrize("devices", [virtual(2), ["cpu:0", "cpu:1"], [None, None], None])
@@ -76,72 +64,75 @@ def test_every_replica_knows_its_device_and_number() -> None:
     assert current_device() == (None, None)
 
 
-def test_replicas_run_at_the_same_time() -> None:
-    barrier = threading.Barrier(2, timeout=1000)
-    apply(barrier.wait, count=2)
-
-
-def test_replicas_that_wait_for_each_other_outnumber_the_cores_and_do_not_hang() -> None:
-    barrier = threading.Barrier(cores() + 2, timeout=1000)
+def test_replicas_that_wait_for_each_other_do_not_hang() -> None:
+    barrier = threading.Barrier(9, timeout=1000)
     for _ in range(2):
-        assert sorted(apply(barrier.wait, count=cores() + 2)) == list(range(cores() + 2))
+        assert sorted(apply(barrier.wait, count=9)) == list(range(9))
 
 
 def test_nested_replicas_that_wait_for_each_other_do_not_hang() -> None:
-    barrier = threading.Barrier(4 * cores(), timeout=1000)
+    """All replicas of the outer module share the inner one, and the threads that it keeps."""
+    barrier = threading.Barrier(12, timeout=1000)
+    inner = DataParallel(Call(lambda x: barrier.wait() * 0 + x), virtual(4))
+    outer, x = DataParallel(inner, virtual(3)), torch.arange(12.0)
+    assert torch.equal(outer(x), x)
 
-    def inner() -> int:
-        return len(apply(barrier.wait, count=4))
 
-    assert apply(inner, count=cores()) == [4] * cores()
+# --- the state of a thread -----------------------------------------------------------------------
+
+
+def in_each(state: Callable[[], Any]) -> Any:
+    """What the function returns, which is the same in the caller's thread and in another one."""
+    barrier = threading.Barrier(2, timeout=1000)
+    threads, (first, second) = zip(
+        *apply(lambda: (barrier.wait(), threading.get_ident(), state())[1:], 2), strict=True
+    )
+    assert threads[0] == threading.get_ident() != threads[1]
+    assert first == second
+    return first
 
 
 @pytest.mark.parametrize("grad", [True, False])
-def test_workers_take_over_grad_mode(grad: bool) -> None:
+def test_replicas_have_the_callers_grad_mode(grad: bool) -> None:
     with torch.set_grad_enabled(grad):
-        assert apart(torch.is_grad_enabled) == [grad] * 2
+        assert in_each(torch.is_grad_enabled) == grad
 
 
-def test_workers_take_over_inference_mode() -> None:
+def test_replicas_have_the_callers_inference_mode() -> None:
     with torch.inference_mode():
-        assert apart(torch.is_inference_mode_enabled) == [True] * 2
+        assert in_each(torch.is_inference_mode_enabled)
         assert DataParallel(nn.Linear(2, 2), virtual(2))(torch.zeros(4, 2)).is_inference()
-    assert apart(torch.is_inference_mode_enabled) == [False] * 2
+    assert not in_each(torch.is_inference_mode_enabled)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("cache", [True, False])
-def test_workers_take_over_autocast_with_its_dtype_and_cache(dtype: torch.dtype, cache: bool) -> None:
-    def state() -> tuple[bool, torch.dtype, bool]:
-        return (
-            torch.is_autocast_enabled("cpu"),
-            torch.get_autocast_dtype("cpu"),
-            torch.is_autocast_cache_enabled(),
-        )
-
+def test_replicas_have_the_callers_autocast_with_its_dtype_and_cache(dtype: torch.dtype, cache: bool) -> None:
     with torch.autocast("cpu", dtype=dtype, cache_enabled=cache):
-        assert apart(state) == [(True, dtype, cache)] * 2
-        assert apart(lambda: (torch.ones(2, 2) @ torch.ones(2, 2)).dtype) == [dtype] * 2
-    assert not any(apart(lambda: torch.is_autocast_enabled("cpu")))
+        assert in_each(torch.is_autocast_cache_enabled) == cache
+        assert in_each(lambda: (torch.ones(2, 2) @ torch.ones(2, 2)).dtype) == dtype
+    assert not in_each(lambda: torch.is_autocast_enabled("cpu"))
 
 
-def test_workers_take_over_the_default_device() -> None:
+def test_replicas_have_the_callers_default_device() -> None:
     with torch.device("meta"):
-        assert apart(lambda: torch.zeros(1).device.type) == ["meta"] * 2
-    assert apart(lambda: torch.zeros(1).device.type) == ["cpu"] * 2
+        assert in_each(lambda: torch.zeros(1).device.type) == "meta"
+    assert in_each(lambda: torch.zeros(1).device.type) == "cpu"
 
 
-def test_workers_copy_context_variables() -> None:
+def test_replicas_have_copies_of_the_callers_context_variables() -> None:
     variable = contextvars.ContextVar("variable", default="default")
     variable.set("caller's")
-    assert apart(variable.get) == ["caller's"] * 2
-    apart(lambda: variable.set("replica's"))
+    assert in_each(variable.get) == "caller's"
+    in_each(lambda: variable.set("replica's") and None)
     assert variable.get() == "caller's"
 
 
 def test_a_replicas_changes_to_its_thread_end_with_the_forward() -> None:
-    apart(lambda: torch.set_grad_enabled(False))
-    assert apart(torch.is_grad_enabled) == [True] * 2
+    in_each(lambda: torch.set_grad_enabled(False) and None)
+    assert in_each(torch.is_grad_enabled)
+    apply(lambda: torch.set_grad_enabled(False), count=1)
+    assert torch.is_grad_enabled()
 
 
 def test_replicas_share_the_callers_intraop_threads() -> None:
@@ -161,14 +152,51 @@ def test_replicas_share_the_callers_intraop_threads() -> None:
         torch.set_num_threads(before)
 
 
-def test_a_dispatch_mode_of_the_caller_sees_every_replica() -> None:
-    net, x = nn.Linear(4, 3), torch.zeros(7, 4)
-    counts = []
-    for module in (net, DataParallel(net, virtual(3))):
-        with FlopCounterMode(display=False) as counter:
-            module(x).sum().backward()
-        counts.append(counter.get_total_flops())
-    assert counts[0] == counts[1] > 0
+def test_a_dispatch_mode_of_the_caller_sees_replicas_that_wait_for_each_other() -> None:
+    barrier = threading.Barrier(3, timeout=1000)
+
+    class Waiting(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            barrier.wait()
+            return super().forward(x)
+
+    module, batch = Waiting(5, 2), torch.randn(9, 5)
+    with FlopCounterMode(display=False) as counter:
+        out = DataParallel(module, virtual(3))(batch)
+        out.sum().backward()
+    assert torch.equal(out, nn.functional.linear(batch, module.weight, module.bias))
+    assert counter.get_total_flops() == 2 * 9 * 2 * 5 * 2
+
+
+def test_fake_tensors_are_computed_in_the_thread_of_their_mode() -> None:
+    with FakeTensorMode():
+        outputs = DataParallel(nn.Linear(5, 2), virtual(3))(torch.randn(9, 5))
+        assert apply(threading.get_ident) == [threading.get_ident()] * 3
+    assert outputs.shape == (9, 2)
+
+
+def test_hooks_of_the_caller_see_what_each_replica_saves_and_where() -> None:
+    seen: list[Any] = []
+    unpacked: list[Any] = []
+    hooks = (lambda t: (seen.append(current_device()), t)[1], lambda t: (unpacked.append(t), t)[1])
+    x = torch.randn(7, requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(*hooks):
+        out = DataParallel(Call(torch.exp), virtual(3))(x)
+    out.sum().backward()
+    assert seen == [(device, i) for i, device in enumerate(virtual(3))]
+    assert len(unpacked) == 3
+    torch.testing.assert_close(x.grad, x.exp())
+
+
+def test_checkpoint_around_replicas_gives_the_gradients_of_each() -> None:
+    """It numbers what is saved, in the order in which its hooks get it."""
+    net = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6), nn.Tanh()).double()
+    wrapped, x = DataParallel(net, virtual(4)), torch.randn(8, 6, dtype=torch.double)
+    expected = torch.autograd.grad(wrapped(x).square().sum(), list(net.parameters()))
+    for _ in range(20):
+        out = checkpoint(wrapped, x, use_reentrant=False)
+        found = torch.autograd.grad(out.square().sum(), list(net.parameters()))
+        assert all(map(torch.equal, found, expected))
 
 
 def test_the_meta_device_computes_shapes() -> None:
@@ -273,25 +301,46 @@ def test_an_exception_and_what_its_frames_hold_end_with_the_except_clause(error:
         gc.enable()
 
 
-# --- workers -------------------------------------------------------------------------------------
+# --- threads -------------------------------------------------------------------------------------
 
 
-def test_no_modules_give_no_outputs() -> None:
+def test_no_modules_give_no_outputs_and_a_single_one_runs_in_the_callers_thread() -> None:
     assert parallel_apply([], []) == []
-
-
-def test_a_single_module_runs_in_the_callers_thread() -> None:
     assert apply(threading.get_ident, count=1) == [threading.get_ident()]
 
 
-def test_data_parallel_inside_a_replica_does_not_deadlock() -> None:
-    inner = DataParallel(nn.Linear(4, 2).double(), virtual(2))
-    outer = DataParallel(nn.Sequential(inner, nn.Tanh()), virtual(3))
-    x = torch.randn(12, 4, dtype=torch.double)
-    expected = torch.tanh(inner.module(x))
-    torch.testing.assert_close(outer(x), expected, rtol=1e-12, atol=1e-12)
-    outer(x).sum().backward()
-    assert inner.module.weight.grad is not None
+def test_a_given_executor_computes() -> None:
+    barrier = threading.Barrier(3, timeout=1000)
+    with ThreadPoolExecutor(2, "given") as executor:
+        modules = [Call(lambda: (barrier.wait(), threading.current_thread().name)[1])] * 3
+        names = parallel_apply(modules, [()] * 3, None, virtual(3), executor)
+    assert [name.startswith("given") for name in names] == [False, True, True]
+
+
+def test_a_module_keeps_its_threads_and_they_end_with_it() -> None:
+    barrier = threading.Barrier(3, timeout=1000)
+    found: list[threading.Thread] = []
+    module = Call(lambda x: (barrier.wait(), found.append(threading.current_thread()), x)[-1])
+    wrapped = DataParallel(module, virtual(3))
+    for _ in range(3):
+        wrapped(torch.zeros(3))
+    workers = set(found) - {threading.current_thread()}
+    assert len(workers) == 2
+    gc.disable()  # what only the garbage collector frees is a cycle
+    try:
+        del wrapped, module
+        for thread in workers:
+            thread.join(1000)
+            assert not thread.is_alive()
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda module: pickle.loads(pickle.dumps(module))])
+def test_a_copied_or_pickled_module_starts_threads_of_its_own(copied: Callable[[Any], Any]) -> None:
+    wrapped, x = DataParallel(nn.Linear(2, 2), virtual(3)), torch.randn(6, 2)
+    expected = wrapped(x)
+    assert torch.equal(copied(wrapped)(x), expected)
 
 
 def test_concurrent_callers_get_their_results() -> None:
@@ -310,45 +359,30 @@ def test_concurrent_callers_get_their_results() -> None:
     assert all(torch.equal(results[n], torch.full((6, 2), 2.0 * n)) for n in range(6))
 
 
-def test_an_idle_worker_keeps_no_module_or_batch_alive() -> None:
-    net, x = nn.Linear(2, 2), torch.zeros(4, 2)
-    alive = [weakref.ref(net), weakref.ref(x)]
-    parallel_apply([net, net], [x, x], None, virtual(2))
-    del net, x
-    assert [ref() for ref in alive] == [None, None]
+def test_an_idle_thread_keeps_no_replica_or_batch_alive() -> None:
+    wrapped, seen = DataParallel(Call(lambda x: x + 0), virtual(2)), list[weakref.ref[Any]]()
+    wrapped.module.register_forward_hook(
+        lambda module, args, _: seen.extend(map(weakref.ref, (module, *args)))
+    )
+    wrapped(torch.zeros(4, 2))
+    assert [reference() for reference in seen] == [None] * 4
 
 
-def child(queue: Any) -> None:
+def compute_in_child(wrapped: DataParallel, queue: Any) -> None:
     torch.set_num_threads(1)
-    queue.put((os.getpid(), apply(current_device)))
+    queue.put((os.getpid(), wrapped(torch.arange(6.0)).tolist()))
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
-def test_a_forked_child_starts_its_own_workers() -> None:
-    apply(current_device)
+def test_a_forked_process_starts_its_own_threads() -> None:
+    wrapped = DataParallel(Call(lambda x: x * 2), virtual(3))
+    expected = wrapped(torch.arange(6.0)).tolist()
     context = multiprocessing.get_context("fork")
     queue = context.SimpleQueue()
-    process = context.Process(target=child, args=(queue,))
+    process = context.Process(target=compute_in_child, args=(wrapped, queue))
     process.start()
     process.join(60)
     assert process.exitcode == 0
-    pid, places = queue.get()
+    pid, found = queue.get()
     assert pid != os.getpid()
-    assert places == [(device, i) for i, device in enumerate(virtual(3))]
-    assert apply(current_device) == places
-
-
-def test_replicas_that_wait_for_each_other_end_in_a_dispatch_mode() -> None:
-    """A mode sees the operators of one replica at a time, but where one waits for another."""
-    barrier = threading.Barrier(3, timeout=1000)
-
-    class Waiting(nn.Linear):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            barrier.wait()
-            return super().forward(x)
-
-    module, batch = Waiting(5, 2), torch.randn(9, 5)
-    with FlopCounterMode(display=False) as counter:
-        outputs = parallel_apply([module] * 3, list(batch.chunk(3)), devices=virtual(3))
-    assert torch.equal(torch.cat(outputs), nn.functional.linear(batch, module.weight, module.bias))
-    assert counter.get_total_flops() == 9 * 2 * 5 * 2
+    assert found == expected == wrapped(torch.arange(6.0)).tolist()
