@@ -259,13 +259,3 @@ def test_a_tensor_that_stays_on_the_host_is_refused_before_an_emulated_run(
     assert run(":buffer=True", **options).status == "finished"
     if strategy == "whole":
         assert run("", devices="cpu").status == "finished", "all is on the host"
-
-
-class Asking(Model):
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x) + torch.ones(2, device=next(self.parameters()).device)
-
-
-def test_a_replica_without_parameters_fails_as_those_of_pytorch_do(dpexp_home: Path) -> None:
-    with pytest.raises(StopIteration, match="in replica 0 on device cpu:0"):
-        dpexp.run("whole", model=f"{__file__}:Asking", virtual=2, track=False, quiet=True)
