@@ -146,6 +146,9 @@ class Scaled(GradientSync):
     scale: float
     names: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        super().__init__()
+
     def backward(self, loss: torch.Tensor, batch: Batch) -> None:
         super().backward(loss, batch)
         for name, parameter in self.module.named_parameters():
