@@ -33,12 +33,14 @@ _M = TypeVar("_M", bound=nn.Module)
 def replicate(module: _M, devices: Sequence[DeviceId], detach: bool = False) -> list[_M]:
     """A replica of the module for each device; the first aliases it. With ``detach`` no gradients flow back.
 
-    Raises RuntimeError for lazy parameters that no batch has initialized.
+    Raises PyTorch's error for lazy parameters that no batch has initialized.
     """
     parts, tensors = list(module.modules()), [*module.parameters(), *module.buffers()]
-    replicas: list[dict[int, Any]] = [{id(part): _shell(part) for part in parts} for _ in devices]
+    first, *others = map(to_device, devices)
     sources = [tensor.detach() for tensor in tensors] if detach else tensors
-    copies = iter(Copies.apply(list(map(to_device, devices)), *sources))  # type: ignore[no-untyped-call]
+    of_others = Copies.apply(others, *sources)  # type: ignore[no-untyped-call]
+    copies = iter([*(_first(tensor, first) for tensor in sources), *of_others])
+    replicas: list[dict[int, Any]] = [{id(part): _shell(part) for part in parts} for _ in devices]
     for new in replicas:
         new |= {id(tensor): next(copies) for tensor in tensors}
         for part in parts:
@@ -46,12 +48,20 @@ def replicate(module: _M, devices: Sequence[DeviceId], detach: bool = False) -> 
     return [new[id(module)] for new in replicas]
 
 
+def _first(tensor: torch.Tensor, device: torch.device) -> Any:
+    """The tensor of replica 0: an alias, or a copy where the module is on another device."""
+    if tensor.device != physical(device):
+        return Copies.apply([device], tensor)[0]  # type: ignore[no-untyped-call]
+    # unlike view_as, aten.alias takes a sparse gradient back
+    return torch.ops.aten.alias.default(tensor) if tensor.requires_grad else tensor.detach()
+
+
 class Copies(torch.autograd.Function):
-    """All tensors on each device, in one node of autograd; their gradients add up in a fixed order."""
+    """All tensors on each device, in one node of autograd; their gradients add up in the order of devices."""
 
     @staticmethod
     def forward(ctx: Any, devices: list[torch.device], *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        copies = [_copy(each, device, i == 0) for i, device in enumerate(devices) for each in tensors]
+        copies = [non_blocking_to(each, device, copy=True) for device in devices for each in tensors]
         ctx.devices = [tensor.device for tensor in tensors]
         fixed = [i for i, tensor in enumerate(tensors) if not tensor.requires_grad]
         ctx.mark_non_differentiable(*(copy for i in fixed for copy in copies[i :: len(tensors)]))
@@ -64,15 +74,9 @@ class Copies(torch.autograd.Function):
         return (None, *(_sum(grads[i::count], device) for i, device in enumerate(ctx.devices)))
 
 
-def _copy(tensor: torch.Tensor, device: torch.device, is_first: bool) -> torch.Tensor:
-    if not is_first or tensor.device != physical(device):
-        return non_blocking_to(tensor, device, copy=True)
-    return tensor.view_as(tensor) if tensor.requires_grad else tensor.detach()
-
-
 def _sum(grads: Sequence[torch.Tensor | None], device: torch.device) -> torch.Tensor | None:
-    """The gradients of replicas 1, 2, …, then of replica 0, those that are not None; sparse if all are."""
-    given = [non_blocking_to(grad, device) for grad in (*grads[1:], grads[0]) if grad is not None]
+    """The gradients of replicas that are not None, in their order; sparse if all are."""
+    given = [non_blocking_to(grad, device) for grad in grads if grad is not None]
     # a dense one takes a sparse one, not the reverse
     return reduce(lambda a, b: b + a if a.is_sparse else a + b, given) if given else None
 
