@@ -75,7 +75,14 @@ class PlacementError(ConfigError):
 
 
 def check_devices(prepared: Prepared) -> None:
-    """Raises PlacementError where the layout mixes devices in the first batch, as accelerators would."""
+    """Raises PlacementError where the layout mixes devices in the first batch, as accelerators would.
+
+    Without a device map the first device stands for all: replicas on the others compute as its replica does,
+    and may wait for each other, which tensors without data in one thread cannot.
+    """
+    if not prepared.strategy.needs.prediction:
+        first = replace(prepared.selection, used=prepared.selection.used[:1])
+        prepared = replace(prepared, selection=first)
     try:
         with kept_globals():
             Emulation(prepared).without_data([next(prepared.batches(0))])

@@ -103,10 +103,9 @@ class Prepared:
     def may_mix_devices(self) -> bool:
         """Whether an operation may meet tensors of two devices, which emulated ones would not refuse.
 
-        Models of dpexp in a layout as it is by default do not; a user's device map or model may.
+        Models of dpexp do not; a user's device map or model may.
         """
-        needs, options = self.strategy.needs, self.strategy.options
-        is_known = bool(self.factories["model"].name) and options == type(options)()
+        needs, is_known = self.strategy.needs, bool(self.factories["model"].name)
         return needs.prediction or (self.selection.is_virtual and not (is_known or needs.user_code))
 
     @property
