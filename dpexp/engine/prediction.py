@@ -80,12 +80,11 @@ def check_devices(prepared: Prepared) -> None:
     Without a device map the first device stands for all: replicas on the others compute as its replica does,
     and may wait for each other, which tensors without data in one thread cannot.
     """
-    if not prepared.strategy.needs.prediction:
-        first = replace(prepared.selection, used=prepared.selection.used[:1])
-        prepared = replace(prepared, selection=first)
+    used = prepared.selection.used
     try:
         with kept_globals():
-            Emulation(prepared).without_data([next(prepared.batches(0))])
+            emulation = Emulation(prepared, used if prepared.strategy.needs.prediction else used[:1])
+            emulation.without_data([next(prepared.batches(0))])
     except PlacementError:
         raise
     except Exception:  # of any kind: the run itself raises it, and records it
@@ -97,7 +96,7 @@ def predict(prepared: Prepared, batches: Sequence[Batch]) -> Prediction:
 
     Raises PlacementError where the layout mixes devices.
     """
-    emulation = Emulation(prepared)
+    emulation = Emulation(prepared, prepared.selection.used)
     try:
         return emulation.without_data(batches)
     except PlacementError:
@@ -112,12 +111,14 @@ def predict(prepared: Prepared, batches: Sequence[Batch]) -> Prediction:
 
 
 class Emulation:
-    """The layout of a run on virtual devices that stand for its own."""
+    """The layout of a run on virtual devices that stand for ``used``; the last one for others of the run."""
 
-    def __init__(self, prepared: Prepared) -> None:
-        self._prepared, used = prepared, prepared.selection.used
+    def __init__(self, prepared: Prepared, used: Sequence[torch.device]) -> None:
+        self._prepared = prepared
         self._names = {f"cpu:{index}": devices.label(device) for index, device in enumerate(used)}
-        virtual = {name: device for device, name in reversed(self._names.items())}
+        last = len(used) - 1
+        numbered = reversed([*enumerate(prepared.selection.used)])
+        virtual = {devices.label(device): f"cpu:{min(index, last)}" for index, device in numbered}
         options = prepared.strategy.options.with_devices(virtual)
         # torch.nn.parallel does not know virtual devices
         self._strategy = replace(prepared.strategy, backend="portable", compile=False, options=options)
