@@ -20,14 +20,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from dpexp import live
-from dpexp.config.errors import ConfigError, startup_errors
+from dpexp.config.errors import ConfigError, Terminated, startup_errors
 from dpexp.config.printable import printable
 from dpexp.config.process import home
 from dpexp.config.run_config import RunConfig
 from dpexp.config.strategy_options import LaunchOptions
 from dpexp.distributed.faults import LostContact, PeerError, error_row
 from dpexp.distributed.launch import Job, RankResult, end_with_launcher, error_of, launch
-from dpexp.distributed.signals import SignalHandler, Terminated
+from dpexp.distributed.signals import SignalHandler
 from dpexp.distributed.world import World
 from dpexp.engine.progress import ProgressBar, importing_torch
 from dpexp.record.files import JournalError, check_writable

@@ -110,7 +110,7 @@ def test_only_place_and_custom_plan_devices_of_several_kinds() -> None:
 @pytest.mark.parametrize(
     ("strategy", "devices", "options", "message"),
     [
-        ("ddp", "3", {}, "asks for 3 ranks a host and torchrun started 2 on this one"),
+        ("ddp", "3", {}, "asks for 3 ranks per host and torchrun started 2 on this one"),
         ("single", "auto", {}, "single is one process, and this is rank 1 of 2"),
         ("ddp", "cpu", {"comm": "nccl"}, "--comm nccl needs a CUDA device for each rank"),
     ],

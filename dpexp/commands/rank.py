@@ -6,12 +6,11 @@ import sys
 from contextlib import redirect_stdout
 from typing import NoReturn
 
-from dpexp.config.errors import ConfigError
+from dpexp.config.errors import ConfigError, Terminated
 from dpexp.config.printable import printable
 from dpexp.config.run_config import RunConfig
 from dpexp.distributed.faults import LostContact
 from dpexp.distributed.launch import Job, RankResult, end_rank, read_results
-from dpexp.distributed.signals import Terminated
 from dpexp.distributed.world import World, restarts_left
 from dpexp.record.files import JournalError
 from dpexp.record.redact import redact

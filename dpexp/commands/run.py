@@ -14,7 +14,7 @@ from dpexp.commands.command_line.app import DEBUG, Exit, exit_on_error, make_app
 from dpexp.commands.command_line.config_options import check_environment, load_config, with_options
 from dpexp.commands.command_line.help_panels import OUTPUT, epilog, examples
 from dpexp.commands.command_line.output import say, show_report
-from dpexp.config.errors import describe, startup_errors, text_of
+from dpexp.config.errors import Terminated, describe, startup_errors, text_of
 from dpexp.config.run_config import RunConfig
 from dpexp.config.strategy_options import STRATEGY_OPTIONS
 from dpexp.record.record import Record
@@ -90,7 +90,6 @@ def _preview(config: RunConfig, as_json: bool, full: bool) -> None:
 
 def _run(config: RunConfig, as_json: bool, full: bool, quiet: bool) -> int:
     from dpexp import report
-    from dpexp.distributed.signals import Terminated
     from dpexp.run import execute
 
     stdout = sys.stdout
@@ -151,8 +150,6 @@ def _failed(error: BaseException) -> int:
 
 def _code(error: BaseException) -> int:
     """The exit code of a run that this error ended."""
-    from dpexp.distributed.signals import Terminated
-
     if isinstance(error, KeyboardInterrupt):
         return Exit.INTERRUPTED
     return Exit.TERMINATED if isinstance(error, Terminated) else Exit.FAILED

@@ -2,7 +2,7 @@
 
 The command line, the ``DPEXP_*`` environment, config files and MLflow params are all made from the
 fields below, so the name, type, default and help of an option stand in one place. The options of a
-strategy are in ``strategies``. This module does not import torch: ``--help`` is made from it.
+strategy are in ``strategy_options``. This module does not import torch: ``--help`` is made from it.
 """
 
 from __future__ import annotations
@@ -174,7 +174,7 @@ class RunConfig:
             raise ConfigError(f"{where}: {error}" if where else str(error)) from error
 
     def digest(self) -> str:
-        """SHA-256 of ``to_dict``: see ``digest``."""
+        """SHA-256 of ``to_dict``: see ``config_digest``."""
         return config_digest(self.to_dict())
 
 

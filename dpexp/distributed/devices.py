@@ -126,7 +126,7 @@ class DeviceRequest:
             return DeviceSelection(requested, found[:1] or tuple(devices.virtual(1)))
         if count not in (None, world.local_size):
             raise ConfigError(
-                f"--{'virtual' if self.virtual else 'devices'} asks for {plural(count, 'rank')} a host and "
+                f"--{'virtual' if self.virtual else 'devices'} asks for {plural(count, 'rank')} per host and "
                 f"torchrun started {world.local_size} on this one: give the same number, or leave the option "
                 "out"
             )

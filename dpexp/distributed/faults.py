@@ -79,8 +79,8 @@ class Faults:
     def all_failed(self, observing: str, text: str) -> bool:
         """Whether every rank calls this with the same text, of an error in a step that is only observed.
 
-        ``observing`` says for what; it is asked once a run for each. Where a rank does not call it, that rank
-        may wait for this one in a collective.
+        ``observing`` says for what; it is asked once per run for each. A rank that does not call it may wait
+        for this one in a collective.
         """
         keys = [f"{observing}/{member.rank}" for member in self.members]
         try:

@@ -41,7 +41,6 @@ class ProcessGroup:
     def __init__(self, mesh: Mesh | None = None, group: Any = None) -> None:
         self.rank, self.size, self.mesh = 0, 1, mesh or Mesh.of_rows(1)
         self.members: tuple[Member, ...] = ()
-        self.is_first_on_host = True
         self._group = group
         self._device_mesh: DeviceMesh | None = None
         self._faults: Faults | None = None
@@ -49,8 +48,6 @@ class ProcessGroup:
             self.rank, self.size = distributed.get_rank(), distributed.get_world_size()
             processes = self.all_gather((platform.node(), os.getpid()))
             self.members = tuple(Member(rank, *process) for rank, process in enumerate(processes))
-            hosts = [member.host for member in self.members]
-            self.is_first_on_host = hosts.index(hosts[self.rank]) == self.rank
 
     def watch(self, store: Any, timeout_s: float) -> None:
         """Report to the other ranks, in the group's store, what ends this one, and read their reports."""
@@ -73,8 +70,8 @@ class ProcessGroup:
 
     def rows(self, count: int) -> slice:
         """The rows of a global batch of ``count`` that this rank computes, split as ``Tensor.chunk`` does."""
-        size, part = max(1, -(-count // self.dp_size)), self.dp_rank
-        return slice(min(count, part * size), min(count, (part + 1) * size))
+        own = split(count, self.dp_size)[self.dp_rank]
+        return slice(own.start, own.stop)
 
     def device_mesh(self, device: torch.device) -> DeviceMesh | None:
         """The DeviceMesh of the ranks, with devices of this kind; None for one process.
@@ -148,7 +145,7 @@ class ProcessGroup:
     def all_failed(self, observing: str, text: str) -> bool:
         """Whether every rank has the error with this text in a step that is only observed, for ``observing``.
 
-        Only then they continue. Call it once a run for each.
+        Only then they continue. Call it once per run for each.
         """
         return self._faults.all_failed(observing, text) if self._faults is not None else self.size == 1
 
@@ -162,6 +159,12 @@ class ProcessGroup:
             gc.collect()  # wrapped modules, which are in cycles and hold the group
             self.barrier()
             distributed.destroy_process_group()
+
+
+def split(count: int, parts: int) -> list[range]:
+    """``range(count)`` in so many parts, as ``Tensor.chunk`` splits; the last ones may be empty."""
+    size = -(-count // parts)
+    return [range(min(count, part * size), min(count, (part + 1) * size)) for part in range(parts)]
 
 
 def init_process_group(

@@ -22,8 +22,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+from dpexp.config.errors import Terminated
 from dpexp.config.process import cores, end_with_parent, python_path
-from dpexp.distributed.signals import Terminated
 from dpexp.distributed.world import RUN_ID
 from dpexp.record.files import write_atomically
 from dpexp.record.record import Record

@@ -11,8 +11,6 @@ from contextlib import contextmanager
 
 from dpexp.config.errors import Terminated
 
-__all__ = ["SignalHandler", "Terminated"]
-
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 

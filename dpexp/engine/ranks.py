@@ -1,12 +1,12 @@
 """Ranks: build a run in every rank of its world, which agree on what it is."""
 
 from dpexp import devices
+from dpexp.config.errors import Terminated
 from dpexp.config.process import home
 from dpexp.config.run_config import RunConfig
 from dpexp.config.strategy_options import RankOptions
 from dpexp.distributed.devices import DeviceRequest
 from dpexp.distributed.group import ProcessGroup, init_process_group
-from dpexp.distributed.signals import Terminated
 from dpexp.distributed.world import World
 from dpexp.engine.prepare import prepare
 from dpexp.engine.prepared import Prepared

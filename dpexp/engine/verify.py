@@ -88,15 +88,15 @@ class Verification:
         self._record("after the last measured step, from its state", result)
         self._check_untouched()
 
-    def _own_steps(self, proven: Mode | None) -> OwnSteps:
-        """``proven`` is the mode in which training mode was compared before."""
+    def _own_steps(self, mode: Mode | None) -> OwnSteps:
+        """``mode`` is the mode in which training mode was compared before."""
         prepared, model = self._prepared, self._prepared.model
         if not prepared.strategy.needs.user_code and large_tables(model):
             first = islice(prepared.endless_batches(), self._first)
             compared = [*first, *self._after(prepared.schedule.steps)]
             model, self._notes = with_touched_rows(model, compared)
         objective, optimizer, report = prepared.data.objective, prepared.optimizer, self._report_step
-        return OwnSteps(model, objective, optimizer, prepared.dtype, prepared.autocast, report, proven)
+        return OwnSteps(model, objective, optimizer, prepared.dtype, prepared.autocast, report, mode)
 
     def _after(self, number: int) -> Iterator[Batch]:
         """The batches to compare after so many measured steps."""
@@ -155,9 +155,9 @@ def verify(prepared: Prepared, report: Report = no_report) -> Result:
     has_mps = any(device.type == "mps" for device in prepared.selection.used)  # which has no float64
     dtype = torch.float32 if has_mps else torch.float64
     try:
-        return _proven(prepared, dtype, report)
+        return _compared(prepared, dtype, report)
     except UnknownIdError:  # in eval mode, the model looks up other rows
-        return _proven(prepared, dtype, report, in_full=True)
+        return _compared(prepared, dtype, report, in_full=True)
 
 
 def row(result: Result) -> Row:
@@ -169,7 +169,7 @@ def row(result: Result) -> Row:
     return {**found, "training_steps": result.training_steps, "unreached": unreached, **_NO_STEPS}
 
 
-def _proven(prepared: Prepared, dtype: torch.dtype, report: Report, in_full: bool = False) -> Result:
+def _compared(prepared: Prepared, dtype: torch.dtype, report: Report, in_full: bool = False) -> Result:
     """The result of a proof, with notes about what of the model it is given for."""
     compared, model, notes = batches(prepared), prepared.model, list[str]()
     group, used = prepared.group, prepared.selection.used

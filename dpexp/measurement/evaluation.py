@@ -133,5 +133,5 @@ def _joined(values: list[Any]) -> Any:
 
 
 def _rows(column: tuple[torch.Tensor, ...]) -> torch.Tensor:
-    """The rows of all batches; of scalars, such as a loss inside the outputs, one a batch."""
+    """The rows of all batches; of scalars, such as a loss inside the outputs, one per batch."""
     return torch.stack(column) if column[0].dim() == 0 else torch.cat(column)

@@ -1,6 +1,6 @@
 """Observe: the shapes of every module call (by forward hooks), and the device of every parameter and buffer.
 
-Modules have the names of the model as written: see ``strategies.modules.wrappers``.
+Modules have the names of the model as written: see ``strategies.modules``.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

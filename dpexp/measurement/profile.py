@@ -25,7 +25,7 @@ COSTLIEST = 30
 
 
 def profile_steps(trainer: Trainer, batches: Sequence[Batch], folder: Path) -> Row:
-    """Take ``WARM_UP + STEPS`` steps, one a batch; write trace and table of all but the first to the folder.
+    """A step on each batch; the trace and the table of the last ``STEPS`` go to the folder.
 
     Returns ``work.profile`` of a Record: how many ``steps``, or a ``note`` of what failed on all ranks. An
     error that not every rank has is raised, because the others wait for this rank.

@@ -32,7 +32,7 @@ class SequenceModel(nn.Module):
         self.width, self.vocabulary, self.length, self.stepwise = width, vocabulary, length, stepwise
 
     def example(self, samples: int, generator: torch.Generator) -> tuple[tuple[Tensor, Tensor], Tensor]:
-        """Random sequences of lengths from 1 to ``length``; uniform classes, one a step or one a sequence."""
+        """Random sequences of lengths from 1 to ``length``; uniform classes, one per step or per sequence."""
         lengths = torch.randint(1, self.length + 1, (samples,), generator=generator)
         valid = step_mask(lengths, self.length)
         if self.vocabulary:

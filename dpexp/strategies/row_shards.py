@@ -28,7 +28,7 @@ from torch.nn import functional
 
 from dpexp.config.errors import ConfigError, plural
 from dpexp.devices import HOST
-from dpexp.distributed.group import ProcessGroup
+from dpexp.distributed.group import ProcessGroup, split
 from dpexp.strategies.modules import EmbeddingTable, tables
 from dpexp.timing import Timer
 
@@ -156,12 +156,6 @@ def _all_to_all(numbers: torch.Tensor, sizes: Sequence[int], sizes_back: Sequenc
         [width * size for size in sizes],
     )
     return found
-
-
-def split(count: int, ranks: int) -> list[range]:
-    """``range(count)`` in one piece for each rank, as ``Tensor.chunk`` splits; the last may be empty."""
-    size = -(-count // ranks)
-    return [range(min(count, rank * size), min(count, (rank + 1) * size)) for rank in range(ranks)]
 
 
 def check_shardable(module: nn.Module, where: str) -> None:

@@ -45,7 +45,7 @@ NO_MEMORY = "allocate memory"
 class OwnSteps:
     """Made before the model is placed, of which it keeps a copy, with the touched rows of large tables.
 
-    ``bind`` gives it the run's trainer. ``proven`` is the mode in which training mode was compared before.
+    ``bind`` gives it the run's trainer. ``compared`` is the mode in which training mode was compared before.
     """
 
     def __init__(
@@ -56,9 +56,14 @@ class OwnSteps:
         dtype: torch.dtype,
         autocast: str = "",
         report: Report = no_report,
-        proven: Mode | None = None,
+        compared: Mode | None = None,
     ) -> None:
-        self._objective, self._optimizer, self._report, self._proven = objective, optimizer, report, proven
+        self._objective, self._optimizer, self._report, self._compared = (
+            objective,
+            optimizer,
+            report,
+            compared,
+        )
         self._dtype, self._autocast = dtype, autocast
         self._copy, self._rows = copied(model, dtype).train(optimizer is not None), touched_rows(model)
         self.note = ""
@@ -67,7 +72,7 @@ class OwnSteps:
         """Compare the model as placed, before any step."""
         layout = read_by_rows(trainer, self._rows)
         chunks = Chunks.of(layout.placed, trainer.group)
-        mode, why_not = own_mode(self._copy, chunks, layout, self._proven)
+        mode, why_not = own_mode(self._copy, chunks, layout, self._compared)
         self.note = self._of_layout = f"not compared: {why_not}" if why_not else ""
         model = copied(self._copy, self._dtype)
         single = SingleDevice(model, self._objective, self._optimizer, self._autocast, chunks)
@@ -153,10 +158,10 @@ def _counts(trainer: Trainer) -> dict[str, int | float]:
     }
 
 
-def own_mode(model: nn.Module, chunks: Chunks, layout: Trainer, proven: Mode | None) -> tuple[Mode, str]:
+def own_mode(model: nn.Module, chunks: Chunks, layout: Trainer, compared: Mode | None) -> tuple[Mode, str]:
     """How a single device computes what the run does in training mode, and why it cannot be compared.
 
-    What a user's layout does by definition is that of the mode in which it was ``proven``.
+    What a user's layout does by definition is that of the mode in which it was compared.
     """
     has_draws = draws(model)
     if not has_draws and (chunks.are_synchronized or not has_batch_norm(model)):
@@ -165,11 +170,11 @@ def own_mode(model: nn.Module, chunks: Chunks, layout: Trainer, proven: Mode | N
         return Mode(), OTHER_NUMBERS
     if chunks.is_known:
         return Mode(in_chunks=True), "" if chunks.draws_alike or not has_draws else OTHER_NUMBERS
-    if proven is None:
+    if compared is None:
         return Mode(), "batch norms and random layers of the layout were not compared in training mode"
-    if has_draws and (proven.note or not chunks.draws_alike):
+    if has_draws and (compared.note or not chunks.draws_alike):
         return Mode(), OTHER_NUMBERS
-    return Mode(in_chunks=proven.in_chunks), ""
+    return Mode(in_chunks=compared.in_chunks), ""
 
 
 def base_tolerance(dtype: torch.dtype, autocast: str) -> tuple[float, float]:

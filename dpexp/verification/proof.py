@@ -156,7 +156,7 @@ class Proof:
     # --- takes ---
 
     def _taken(self) -> Result:
-        together, training, proven = self._modes.together, 0, None
+        together, training, compared = self._modes.together, 0, None
         self._initial.load(self._single.trainer)
         failure = self._take.check_placed()
         if together is None:
@@ -164,12 +164,12 @@ class Proof:
             self._note(f"no mode of the model computes its rows apart from each other{only}")
         elif failure is None:
             self._set_mode(together)
-            failure, proven = self._in_mode(), together if together.in_chunks else None
+            failure, compared = self._in_mode(), together if together.in_chunks else None
         notes, steps = self._take.uncompared(), self._take.compared
         if failure is None and self._modes.training and self.optimizer is not None:
-            failure, proven = self._in_training()
+            failure, compared = self._in_training()
             notes, training = [*notes, *self._take.uncompared()], self._take.compared
-        return self._result(failure, steps, training, proven, notes)
+        return self._result(failure, steps, training, compared, notes)
 
     def _in_mode(self) -> Failure | None:
         """The steps in the mode for most of them, to the end of a window of accumulation."""
@@ -323,7 +323,7 @@ class Proof:
     # --- the result ---
 
     def _result(
-        self, failure: Failure | None, steps: int, training: int, proven: Mode | None, notes: Sequence[str]
+        self, failure: Failure | None, steps: int, training: int, compared: Mode | None, notes: Sequence[str]
     ) -> Result:
         take, cause = self._take, ""
         if failure is not None:
@@ -359,7 +359,7 @@ class Proof:
             failure.worst if failure is not None else None,
             cause,
             training,
-            proven,
+            compared,
             self._unreached.modules(self.model),
             self._unreached.parameters(self.model) if trains else (),
         )

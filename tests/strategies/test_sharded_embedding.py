@@ -9,7 +9,8 @@ from in_ranks import in_ranks
 from torch import nn
 
 from dpexp.config.errors import ConfigError
-from dpexp.strategies.row_shards import check_shardable, split
+from dpexp.distributed.group import split
+from dpexp.strategies.row_shards import check_shardable
 
 HELPER = sharded_in_ranks.__file__
 TRAINED = (
