@@ -98,7 +98,7 @@ def test_every_pass_of_a_run_takes_the_step_of_the_layout(
     assert (len(record.steps["loss"]), len(record.phases["forward"])) == (5, 3)
 
 
-def test_a_layout_that_interleaves_forward_and_backward_is_proven_timed_and_trained(
+def test_a_layout_that_interleaves_forward_and_backward_is_verified_timed_and_trained(
     dpexp_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = recorded(dpexp_home, RunConfig("single", **CONFIG), "expected")
@@ -115,3 +115,15 @@ def test_a_wrong_weight_of_a_micro_batch_is_found(monkeypatch: pytest.MonkeyPatc
         result = verify(prepare(RunConfig("single", **CONFIG | {"batch_size": 31})))
     assert result.passed is False
     assert "gradient" in result.cause or "loss" in result.cause
+
+
+class Silent(Placed):
+    """Computes nothing, and calls nothing of its observer."""
+
+    def step(self, *batch_loss_and_update: Any, **named: Any) -> torch.Tensor:
+        return torch.zeros(())
+
+
+def test_a_step_that_shows_nothing_is_not_verified(monkeypatch: pytest.MonkeyPatch) -> None:
+    with placed_as(Silent, monkeypatch), pytest.raises(RuntimeError, match="has not called backward_ended"):
+        verify(prepare(RunConfig("single", **CONFIG)))
