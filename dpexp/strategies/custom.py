@@ -151,7 +151,7 @@ def second_parameter(function: Callable[..., Any]) -> str:
     parameters = inspect.signature(function).parameters.values()
     names = [each.name for each in parameters if each.kind in positional]
     if len(names) < 2:
-        raise ConfigError(f"the function takes ({', '.join(names)}), not (model, mesh)")
+        raise ConfigError(f"the function takes ({', '.join(names)}), not (model, mesh) or (model, devices)")
     return names[1]
 
 

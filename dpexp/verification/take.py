@@ -226,8 +226,8 @@ class Take:
             return failure
         if not found.is_complete:
             raise RuntimeError(
-                "the layout's step has not called backward_ended of its observer (loss_ended, where nothing is "
-                "trained), so nothing of it can be compared: docs/custom-layouts.md has a step that does"
+                "the layout's step has not called backward_ended of its observer (loss_ended, where nothing "
+                "is trained), so nothing of it can be compared: docs/custom-layouts.md has a step that does"
             )
         return self.updated()
 
