@@ -40,6 +40,8 @@ class Stream:
     def _begun(self, seed: int, epoch: int) -> Iterator[Any]:
         with as_config_error(f"{self._what}: iterating over it"):
             source = self._make()
+            if isinstance(source, DataLoader):
+                source._iterator = None  # persistent workers would go on with the numbers of another epoch
             for part in _parts(source):
                 if isinstance(part, DistributedSampler) and part.num_replicas > 1:
                     text = "splits each batch over the ranks: give all the same loader, without that sampler"

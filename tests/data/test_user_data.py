@@ -129,7 +129,7 @@ def test_samples_are_shuffled_by_the_seed_and_taken_once() -> None:
     "data",
     [
         DataLoader(ROWS, 5, shuffle=True),
-        DataLoader(ROWS, 5, shuffle=True, num_workers=2, persistent_workers=True),
+        DataLoader(Noisy(), 5, shuffle=True, num_workers=2, persistent_workers=True),
         DataLoader(ROWS, 5, sampler=WeightedRandomSampler([1.0] * COUNT, 12)),
         DataLoader(ROWS, 5, sampler=SubsetRandomSampler(range(9), generator=torch.Generator())),
         DataLoader(
