@@ -177,6 +177,11 @@ def autocast(device: torch.device, dtype: str) -> AbstractContextManager[Any]:
     return torch.autocast(device.type, dtype=getattr(torch, dtype)) if dtype else nullcontext()
 
 
+def is_autocast_enabled(kind: str) -> bool:
+    """Whether this thread computes under autocast on devices of this kind."""
+    return torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+
+
 # --- random number generators, queues and memory -------------------------------------------------
 
 

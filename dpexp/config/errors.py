@@ -13,8 +13,6 @@ from dpexp.config.process import ROOT
 _PACKAGE = ROOT / "dpexp"
 _STANDARD_LIBRARY = Path(traceback.__file__).parent
 _LIBRARIES = ("site-packages", "dist-packages", "importlib")
-
-
 _MAX_CHARACTERS, _MAX_LINES = 2000, 15
 _MAX_NAME = 100
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from dpexp import tensors
 from dpexp.data.batch import Batch
 from dpexp.data.objective import Objective
-from dpexp.data.rng import apart, epoch_order, generator
+from dpexp.data.rng import apart, epoch_order, epoch_seed
 from dpexp.data.user_batch import as_batch
 
 DIGESTED = 10, 100
@@ -116,8 +116,3 @@ class Dataset:
                 yield torch.tensor(self.epochs.samples)
 
         return tensors.digest(digested())
-
-
-def epoch_seed(seed: int, epoch: int) -> int:
-    """The seed of what the data draws in an epoch."""
-    return generator(seed, f"data of epoch {epoch}").initial_seed()

@@ -29,6 +29,7 @@ from dpexp.config.errors import ConfigError, plural
 from dpexp.config.features import PADDING
 from dpexp.data.batch import Batch
 from dpexp.data.losses import class_accuracy, loss_inside, standard_loss
+from dpexp.devices import is_autocast_enabled
 from dpexp.distributed.group import ProcessGroup
 
 
@@ -100,8 +101,7 @@ class Objective:
         like = next((each for each in tensors.walk(outputs) if each.is_floating_point()), None)
         if like is None or not isinstance(self._loss, nn.Module | partial):
             return
-        kind, dtype = like.device.type, like.dtype
-        is_cast = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+        dtype, is_cast = like.dtype, is_autocast_enabled(like.device.type)
         fits = type(like), like.device, None if is_cast else dtype
 
         def change(tensor: Tensor) -> Tensor:

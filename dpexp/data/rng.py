@@ -18,7 +18,7 @@ from dpexp.config.errors import ConfigError
 
 _T = TypeVar("_T")
 MAX_SAMPLES = 10**8
-"""The order of an epoch is in memory: 8 bytes a sample."""
+"""The order of an epoch is in memory: 8 bytes per sample."""
 
 
 def generator(seed: int, purpose: str) -> torch.Generator:
@@ -34,6 +34,11 @@ def epoch_order(samples: int, seed: int, epoch: int) -> Tensor:
             f"--data: the data set has {samples} samples, and an epoch can have at most {MAX_SAMPLES}"
         )
     return torch.randperm(samples, generator=generator(seed, f"order of epoch {epoch}"))
+
+
+def epoch_seed(seed: int, epoch: int) -> int:
+    """The seed of what the data draws in an epoch."""
+    return generator(seed, f"data of epoch {epoch}").initial_seed()
 
 
 # --- the global generators of the host: those of torch, Python and NumPy ---

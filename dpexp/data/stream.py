@@ -18,8 +18,7 @@ import torch
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
 from dpexp.config.errors import ConfigError, as_config_error, plural
-from dpexp.data.dataset import epoch_seed
-from dpexp.data.rng import apart
+from dpexp.data.rng import apart, epoch_seed
 from dpexp.data.user_batch import as_batch
 
 MOST_BATCHES = 100_000

@@ -37,7 +37,7 @@ class TextSource(Source):
     def dataset(self, model: nn.Module, seed: int) -> Dataset:
         self.view_for(model)
         text = np.memmap(self.path, dtype=np.uint8, mode="r")
-        description = f"{plural(len(text), 'byte')} of {self.path}, {self.length} a sample"
+        description = f"{plural(len(text), 'byte')} of {self.path}, {self.length} per sample"
         samples = Samples((len(text) - 1) // self.length, partial(windows, text, self.length))
         return Dataset(self.name, description, self.objective(model), samples)
 

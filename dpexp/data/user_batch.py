@@ -20,8 +20,6 @@ from dpexp.data.batch import Batch
 
 TARGETS = ("labels", "label", "targets", "target", "y")
 """Keys of a dict under which the target is looked for."""
-
-
 _FORMS = (
     "it must be a pair (input, target), where several inputs are a tuple, a dict of arguments of the model, "
     "or a tensor, with the rows in dimension 0"

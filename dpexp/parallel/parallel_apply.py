@@ -32,7 +32,7 @@ from torch.utils._python_dispatch import (
 )
 
 from dpexp.config.errors import plural
-from dpexp.devices import HOST, label, physical, running_on
+from dpexp.devices import HOST, is_autocast_enabled, label, physical, running_on
 from dpexp.parallel.random_layers import draws_random_numbers
 from dpexp.parallel.scatter_gather import DeviceId, to_device
 from dpexp.tensors import walk
@@ -185,11 +185,6 @@ def _save_in(saved: list[list[Any]]) -> AbstractContextManager[object]:
         return saved[-1]
 
     return saved_tensors_hooks(save, lambda entry: entry[0](entry[1]))
-
-
-def is_autocast_enabled(kind: str) -> bool:
-    """Whether this thread computes under autocast on devices of this kind."""
-    return torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
 
 
 @contextmanager

@@ -25,8 +25,8 @@ from dpexp import parallel
 from dpexp.config.errors import ConfigError, available
 from dpexp.config.strategy_options import BlockOptions, DataParallelOptions
 from dpexp.data.batch import Batch
-from dpexp.devices import HOST, accelerators, is_virtual, label, place, running_on
-from dpexp.parallel.parallel_apply import is_autocast_enabled, share_of_threads
+from dpexp.devices import HOST, accelerators, is_autocast_enabled, is_virtual, label, place, running_on
+from dpexp.parallel.parallel_apply import share_of_threads
 from dpexp.parallel.scatter_gather import check_batch_sizes
 from dpexp.strategies.base import Devices, Needs, Strategy
 from dpexp.strategies.modules import Wrapper, matching
