@@ -8,7 +8,7 @@ from typing import Any
 import named
 import pytest
 import torch
-from planted import on_host, proven
+from planted import on_host, proof_result
 from torch import nn
 from torch.nn import functional
 
@@ -166,6 +166,6 @@ def test_the_note_of_a_narrower_comparison_has_the_error_of_the_loss() -> None:
         return functional.cross_entropy(outputs, targets, WEIGHT)
 
     inputs, targets = torch.randn(8, 5), torch.arange(8) % 3
-    result = proven(nn.Linear(5, 3), on_host, [Batch((inputs,), targets, 8, 8)], loss)
+    result = proof_result(nn.Linear(5, 3), on_host, [Batch((inputs,), targets, 8, 8)], loss)
     (note,) = result.notes
     assert "does not compute it in torch.float64: RuntimeError: expected scalar type" in note

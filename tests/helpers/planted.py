@@ -71,7 +71,7 @@ def random_batches(*rows: int) -> list[Batch]:
     return [Batch((inputs,), targets, len(inputs), len(inputs)) for inputs, targets in tensors]
 
 
-def proven(
+def proof_result(
     model: nn.Module,
     lay_out: Callable[[nn.Module], Placed],
     batches: Sequence[Batch],

@@ -31,11 +31,11 @@ from dpexp.models.linear import Linear
 here = pathlib.Path(__file__).parent
 def slow():
     (here / "started").touch()
-    while not (here / "mended").exists():
+    while not (here / "fixed").exists():
         time.sleep(0.05)
     return Linear(5, 2)
 def fragile():
-    if not (here / "mended").exists():
+    if not (here / "fixed").exists():
         os.kill(os.getpid(), signal.SIGKILL)
     return Linear(5, 2)
 """

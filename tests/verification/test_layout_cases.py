@@ -29,7 +29,7 @@ def problem(layout: Layout, count: int, messages: list[str]) -> str:
     if not layout.module:
         return message
     if not message.startswith("VerificationError"):
-        return message or "it is proven"
+        return message or "it is verified"
     modules = layout.module.split(",")
     expected = modules[(count - 2) % len(modules)]
     if named_module(message) != expected or layout.words.format(n=count) not in message:

@@ -115,7 +115,7 @@ def halved(model: nn.Module, devices: list[torch.device]) -> nn.Module:
     return model
 
 
-def proven(model: nn.Module, layout: Any, loss: Any = None, **options: Any) -> Any:
+def proof_result(model: nn.Module, layout: Any, loss: Any = None, **options: Any) -> Any:
     torch.manual_seed(0)
     batches = [(torch.randn(rows, 5), torch.randn(rows, 2)) for rows in (8, 8, 5)]
     return dpexp.prove(model, layout, batches, loss, devices=DEVICES, **options)
@@ -125,13 +125,13 @@ def proven(model: nn.Module, layout: Any, loss: Any = None, **options: Any) -> A
 @pytest.mark.parametrize("is_given", [False, True])
 def test_a_method_of_the_model_is_that_of_each_copy(layout: Any, is_given: bool) -> None:
     model = Weighted()
-    result = proven(model, layout, model.loss if is_given else None)
+    result = proof_result(model, layout, model.loss if is_given else None)
     assert (result.passed, list(result.unreached_parameters), list(result.notes)) == (True, [], [])
     assert result.error("gradients") < 1e-12
 
 
 def test_a_loss_may_read_what_the_forward_has_stored() -> None:
-    assert proven(Stored(), as_it_is).passed
+    assert proof_result(Stored(), as_it_is).passed
 
 
 def of_ranks(group: ProcessGroup, model: str) -> dict[str, Any]:
@@ -162,13 +162,13 @@ def test_ranks_have_the_loss_of_their_model() -> None:
     ],
 )
 def test_a_loss_counts_for_each_side(layout: Any, loss: Any) -> None:
-    result = proven(Weighted(), layout, loss, accumulate=2)
+    result = proof_result(Weighted(), layout, loss, accumulate=2)
     assert (result.passed, list(result.notes)) == (True, [])
 
 
 def test_a_wrong_layout_is_refused_whatever_the_loss_counts() -> None:
     with pytest.raises(VerificationError, match="module 'linear'"):
-        proven(Weighted(), halved, Counting())
+        proof_result(Weighted(), halved, Counting())
 
 
 @pytest.mark.parametrize(("model", "loss"), [("Weighted", None), ("Weighted", "counting"), ("Stored", None)])

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from in_ranks import in_ranks
-from planted import Net, on_host, proven, random_batches
+from planted import Net, on_host, proof_result, random_batches
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -106,7 +106,7 @@ class Experts(nn.Module):
 
 
 def stepped(lay_out: Callable[[nn.Module], Placed], *batches: Made, **options: Any) -> Result:
-    return proven(Net(), lay_out, [numbers()], made=batches, **options)
+    return proof_result(Net(), lay_out, [numbers()], made=batches, **options)
 
 
 def test_what_a_layout_raises_on_a_made_batch_is_a_note_and_the_others_are_stepped() -> None:
@@ -151,7 +151,7 @@ def of_experts(group: ProcessGroup) -> list[Any]:
 
     torch.manual_seed(0)
     pieces = Pieces(group.size)
-    result = proven(
+    result = proof_result(
         Experts(),
         wrapped,
         [numbers(9)],

@@ -47,8 +47,10 @@ def laid_out(strategy: str, **options: Any) -> Callable[[nn.Module], Placed]:
     return lambda model: made.place(model, used, Timer())
 
 
-def proven(model: nn.Module, lay_out: Callable[[nn.Module], Placed] | None = None, **options: Any) -> Result:
-    return planted.proven(model, lay_out or laid_out("whole"), random_batches(30, 10, 30), **options)
+def proof_result(
+    model: nn.Module, lay_out: Callable[[nn.Module], Placed] | None = None, **options: Any
+) -> Result:
+    return planted.proof_result(model, lay_out or laid_out("whole"), random_batches(30, 10, 30), **options)
 
 
 # --- right layouts ------------------------------------------------------------------------------------
@@ -80,7 +82,7 @@ def test_every_layout_equals_the_single_device_to_rounding(strategy: str, count:
 def test_a_right_layout_trains_as_a_single_device_with_any_optimizer(optimizer: Any) -> None:
     model = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 2))
     before = copy.deepcopy(model.state_dict())
-    result = proven(model, optimizer=optimizer)
+    result = proof_result(model, optimizer=optimizer)
     assert (result.passed, result.steps) == (True, 3)
     assert {"outputs", "loss", "gradients", "parameters", "updates", "optimizer"} >= result.worst.keys()
     assert all(each.error < 1e-13 for each in result.worst.values())
@@ -110,7 +112,7 @@ class OwnLoss(Net):
 
 def test_a_function_that_takes_losses_of_replicas_is_one_objective_for_both_sides() -> None:
     with scalars_of_replicas():
-        assert proven(OwnLoss(), loss=lambda outputs, targets: outputs).passed
+        assert proof_result(OwnLoss(), loss=lambda outputs, targets: outputs).passed
 
 
 @pytest.mark.gpu
@@ -134,7 +136,7 @@ def test_every_layout_on_all_gpus_equals_the_host(strategy: str, backend: str) -
 
 
 def test_an_optimizer_that_skips_a_parameter_is_found_after_its_first_step() -> None:
-    result = proven(Net(), lambda model: on_host(Hides(model, "second.weight")))
+    result = proof_result(Net(), lambda model: on_host(Hides(model, "second.weight")))
     assert result.passed is False
     assert result.cause.startswith("after step 1: ")
     assert "(second.weight) differ by " in result.cause
@@ -238,13 +240,13 @@ def kept() -> nn.Module:
 
 
 def test_buffers_that_shards_write_from_their_own_rows_are_named_and_not_compared() -> None:
-    result = proven(kept())
+    result = proof_result(kept())
     assert result.passed
     assert any("0.mean" in note and "0.shift" not in note for note in result.notes)
 
 
 def test_on_one_device_every_buffer_is_compared_and_none_is_excused() -> None:
-    result = proven(kept(), laid_out("single"))
+    result = proof_result(kept(), laid_out("single"))
     assert (result.passed, result.notes, result.error("buffers")) == (True, [], 0.0)
 
 
@@ -254,7 +256,7 @@ def test_a_buffer_that_a_single_device_does_not_write_is_compared() -> None:
         model[1].weight.register_hook(lambda gradient: model[0].shift.add_(1).sum() * 0 + gradient)
         return laid_out("whole")(model)
 
-    assert "buffers (0.shift) differ by 1.0e+00" in proven(kept(), shifted).cause
+    assert "buffers (0.shift) differ by 1.0e+00" in proof_result(kept(), shifted).cause
 
 
 class Renormed(nn.Module):
@@ -270,7 +272,7 @@ class Renormed(nn.Module):
 
 @pytest.mark.parametrize("strategy", ["whole", "functional", "single"])
 def test_rows_that_max_norm_shortens_are_right(strategy: str) -> None:
-    result = proven(Renormed(), laid_out(strategy))
+    result = proof_result(Renormed(), laid_out(strategy))
     assert result.passed, result.cause
 
 
@@ -309,8 +311,8 @@ def test_a_copy_of_a_model_keeps_the_hooks_on_its_parameters() -> None:
 @pytest.mark.parametrize("strategy", ["whole", "functional", "place"])
 def test_hooks_on_parameters_are_part_of_what_is_verified(strategy: str) -> None:
     options = {"place": ["*=cpu"]} if strategy == "place" else {}
-    assert proven(Masked(), laid_out(strategy, **options)).passed
-    result = proven(Masked(), lambda model: on_host(copy.deepcopy(model)))
+    assert proof_result(Masked(), laid_out(strategy, **options)).passed
+    result = proof_result(Masked(), lambda model: on_host(copy.deepcopy(model)))
     assert "the first gradient in backward order that differs is of parameter 'fc." in result.cause
 
 

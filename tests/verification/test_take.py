@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from engine_runs import ended
-from planted import Net, on_host, proven, random_batches
+from planted import Net, on_host, proof_result, random_batches
 from torch import nn
 from torch.nn import functional
 
@@ -113,7 +113,7 @@ def test_what_a_kernel_of_an_accelerator_rounds_is_measured_there() -> None:
         return Placed(devices.place(model, gpu), gpu, gpu, (gpu,))
 
     model = nn.Sequential(nn.Linear(5, 8), nn.Hardswish(), nn.Linear(8, 2))
-    result = proven(model, lay_out, random_batches(30, 10, 30))
+    result = proof_result(model, lay_out, random_batches(30, 10, 30))
     assert result.passed, result.cause
     assert 1e-12 < result.tolerance < 1e-5
     assert any("smaller errors are not seen" in note for note in result.notes)
@@ -122,4 +122,4 @@ def test_what_a_kernel_of_an_accelerator_rounds_is_measured_there() -> None:
         model[2].weight.register_hook(lambda gradient: gradient * 1.001)
         return lay_out(model)
 
-    assert "2.weight" in proven(model, wrong, random_batches(30, 10, 30)).cause
+    assert "2.weight" in proof_result(model, wrong, random_batches(30, 10, 30)).cause

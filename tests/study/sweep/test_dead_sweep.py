@@ -39,7 +39,7 @@ def test_a_sweep_that_is_killed_ends_its_run_and_resume_runs_the_rest(
     assert sweep is not None
     assert Record.load(sweep.folder).status == "killed"
     assert [run.name for run in sweep.missing(plan_runs(experiment))][:1] == ["slow.r1"]
-    (experiment.folder / "mended").touch()
+    (experiment.folder / "fixed").touch()
     done = script("sweep.py", experiment.folder, "--no-track", "--resume")
     assert done.returncode == 0, done.stderr
     assert sweep.missing(plan_runs(experiment)) == []

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("forked_child_runs")
 
 @pytest.fixture
 def experiment(tmp_path: Path) -> Experiment:
-    """An experiment of three cells and two rounds; one cell is killed until the file «mended» exists."""
+    """An experiment of three cells and two rounds; one cell is killed until the file «fixed» exists."""
     return swept.experiment(tmp_path / "small", "fragile")
 
 
@@ -81,7 +81,7 @@ def test_a_failed_run_does_not_stop_the_sweep_and_resume_runs_only_it(experiment
     with pytest.raises(ConfigError, match="2 runs are missing"):
         sweep.publish()
 
-    (experiment.folder / "mended").touch()
+    (experiment.folder / "fixed").touch()
     again = newest(experiment)
     missing = again.missing(plan_runs(experiment))
     assert {run.cell for run in missing} == {"fragile"}
@@ -94,7 +94,7 @@ def test_a_failed_run_does_not_stop_the_sweep_and_resume_runs_only_it(experiment
 
 
 def test_a_published_record_is_the_file_that_the_run_wrote(experiment: Experiment) -> None:
-    (experiment.folder / "mended").touch()
+    (experiment.folder / "fixed").touch()
     sweep = Sweep.new(experiment)
     stale = experiment.records / "cpu" / "quick.r9.json"
     stale.parent.mkdir(parents=True)
@@ -141,7 +141,7 @@ def test_tasks_side_by_side_make_one_sweep_and_resume_completes_it(
     experiment: Experiment, dpexp_home: Path
 ) -> None:
     """As an array job with a task for each cell makes it; in MLflow the runs are nested under their sweep."""
-    (experiment.folder / "mended").touch()
+    (experiment.folder / "fixed").touch()
     words = ("scripts/sweep.py", str(experiment.folder), "--only")
     tasks = [shared().start(*words, cell) for cell in ("0", "fragile")]
     for task in tasks:
@@ -193,7 +193,7 @@ def test_resume_runs_what_failed_and_publish_replaces_the_records(
 ) -> None:
     failed = script("sweep.py", experiment.folder, "--no-track")
     assert failed.returncode == 1
-    (experiment.folder / "mended").touch()
+    (experiment.folder / "fixed").touch()
     done = script("sweep.py", experiment.folder, "--resume", "--publish", "--no-track")
     assert done.returncode == 0, done.stderr
     assert "the committed result is now" in done.stderr

@@ -1,7 +1,7 @@
 """The cases: layouts that ``dpexp.prove`` judges over ranks, and runs of the command line.
 
 Each is right, or has one bug: a function or a class of a file here, whose docstring says what is wrong.
-``@layout`` makes it a layout that is proven; ``@run`` a layout, or a model, of runs.
+``@layout`` makes it a layout that is verified; ``@run`` a layout, or a model, of runs.
 """
 
 from collections.abc import Callable

@@ -7,7 +7,7 @@ import pytest
 import torch
 from in_ranks import in_ranks
 from planted import SGD
-from planted import proven as proof
+from planted import proof_result as proof
 from torch import distributed, nn
 from torch.distributed._functional_collectives import all_reduce
 from torch.distributed.tensor import Partial, Replicate, distribute_tensor
@@ -158,7 +158,7 @@ def batches(*rows: int) -> list[Batch]:
     return [Batch((torch.randn(each, 6),), torch.randn(each, 4), each, each) for each in rows]
 
 
-def proven(group: ProcessGroup, layout: str, trains: bool = True) -> str:
+def proof_result(group: ProcessGroup, layout: str, trains: bool = True) -> str:
     """The cause of a failure; empty for a layout that is right."""
     torch.manual_seed(1)
     mesh = group.device_mesh(HOST)
@@ -179,11 +179,11 @@ def of_tp(group: ProcessGroup) -> ProcessGroup:
 
 
 def trained(group: ProcessGroup, layout: str) -> str:
-    return proven(of_tp(group), layout)
+    return proof_result(of_tp(group), layout)
 
 
 def evaluated(group: ProcessGroup, layout: str) -> str:
-    return proven(of_tp(group), layout, trains=False)
+    return proof_result(of_tp(group), layout, trains=False)
 
 
 def attention(group: ProcessGroup, model: str) -> tuple[str, float]:

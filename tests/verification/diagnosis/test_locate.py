@@ -7,7 +7,7 @@ from typing import Any
 import planted
 import pytest
 import torch
-from planted import Caching, Planted, mean_of_means, proven, scaled, weighted, wrapped
+from planted import Caching, Planted, mean_of_means, proof_result, scaled, weighted, wrapped
 from torch import nn
 
 from dpexp.config.run_config import RunConfig
@@ -168,5 +168,5 @@ def test_a_mean_over_tokens_is_told_from_a_mean_over_rows() -> None:
     model_of: list[nn.Module] = []
     generator = torch.Generator().manual_seed(0)
     batch = Batch((torch.randn(10, 5, generator=generator),), tokens, 10, 10)
-    result = proven(model, lay_out, [batch], loss)
+    result = proof_result(model, lay_out, [batch], loss)
     assert "the loss is not a mean over rows (but over tokens, say)" in result.cause

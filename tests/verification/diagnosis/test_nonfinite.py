@@ -21,7 +21,7 @@ class Rooted(nn.Module):
         return x.sqrt()
 
 
-def proven(model: nn.Module, x: torch.Tensor, y: torch.Tensor, lr: float = 0.1) -> Any:
+def proof_result(model: nn.Module, x: torch.Tensor, y: torch.Tensor, lr: float = 0.1) -> Any:
     make = partial(torch.optim.SGD, lr=lr)
     return dpexp.prove(model, DataParallel, [(x, y)] * 3, functional.mse_loss, make, devices=DEVICES)
 
@@ -41,12 +41,12 @@ CASES = {
 @pytest.mark.parametrize("source", CASES)
 def test_a_nan_names_its_step_and_where_it_began(source: str) -> None:
     with pytest.raises(NonfiniteError, match=rf"is nan in step 1 .*\(8 rows\); .* comes from {source}$"):
-        proven(*CASES[source])
+        proof_result(*CASES[source])
 
 
 def test_a_loss_that_training_makes_infinite_suggests_a_smaller_learning_rate() -> None:
     with pytest.raises(NonfiniteError, match=r"in step 3 .*: try a smaller learning rate"):
-        proven(nn.Linear(5, 2), X, Y, lr=1e100)
+        proof_result(nn.Linear(5, 2), X, Y, lr=1e100)
 
 
 def test_infinite_outputs_with_a_finite_loss_are_compared() -> None:
