@@ -46,8 +46,8 @@ def _name(option: str, value: Any) -> str:
 def sha256(name: str) -> str | None:
     """Of what the object named ``dpexp.live:NAME`` computes; None of one that this process does not have.
 
-    It covers the structure of a module, the shapes of its state and, where it is known, the source of its
-    classes or of a function; not the values of the weights, which repeats may draw again.
+    It covers the structure of a module and the shapes of its state, not its weights, which repeats may draw
+    again. It covers the source of its classes, or of a function, where that is known.
     """
     value = _objects.get(name.removeprefix(PREFIX))
     if value is None:

@@ -1,7 +1,7 @@
 """RunConfig: the complete configuration of one run, frozen and validated.
 
 The command line, the ``DPEXP_*`` environment, config files and MLflow params are all made from the
-fields below, so the name, type, default and help of an option stand in one place. The options of a
+fields below. So the name, type, default and help of an option stand in one place. The options of a
 strategy are in ``strategy_options``. This module does not import torch: ``--help`` is made from it.
 """
 

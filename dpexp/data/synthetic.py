@@ -56,8 +56,8 @@ class SequencesSource(SyntheticSource):
 def true_classes(values: Tensor, classes: int, seed: int) -> Tensor:
     """The classes ``(samples, length)`` of values ``(samples, length, width)``.
 
-    A hidden state with one number for each class is multiplied by ``DECAY`` at each step and added to a
-    fixed random projection of the step's values. The class is the largest.
+    A hidden state has one number for each class. Each step multiplies it by ``DECAY`` and adds a fixed random
+    projection of the step's values. The class is the largest.
     """
     shape = (values.shape[2], classes)
     projected = values @ torch.randn(shape, generator=generator(seed, "sequences: rule"))

@@ -29,7 +29,7 @@ _FORMS = (
 def as_batch(values: Any, forward: inspect.Signature | None = None, what: str = "--data") -> Batch:
     """The global batch. Its rows are those of its first tensor with rows, the targets before the inputs.
 
-    Raises ConfigError, which begins with ``what``, for another form, and for a dict with a key that is
+    Raises ConfigError, which begins with ``what``: for another form, and for a dict with a key that is
     neither an argument of the model nor a target.
     """
     targets: Any = None

@@ -86,7 +86,7 @@ class FusedTables(nn.Module):
     """Ids ``(batch, tables)`` -> vectors ``(batch, tables, dim)``: column i is looked up in table i.
 
     All tables are one parameter, in which table i begins at row ``i * rows``. One lookup, one gradient and
-    one update take the place of one for each table, whose overhead is more than the rows of a batch cost.
+    one update serve all tables: one for each would cost more than the rows of a batch do.
 
     Source: the table-batched embeddings of FBGEMM (Khudia et al., "FBGEMM: enabling high-performance
     low-precision deep learning inference", 2021), as TorchRec uses them for training.

@@ -167,10 +167,10 @@ class Shards:
     """What a process has of each parameter, and how full tensors are read and written.
 
     A parameter may be a ``DTensor``, of which each rank has a shard; here all others are full on every rank.
-    A ``name`` is that of a parameter in the model as written, a ``tensor`` the parameter, its gradient, or
+    A ``name`` is that of a parameter in the model as written. A ``tensor`` is the parameter, its gradient, or
     what an optimizer keeps of it in the same shape. ``full_shapes`` are the shapes of full tensors by name,
-    where they are not those of the parameters; ``units`` the module with which FSDP gathers a parameter, by
-    the parameter's name. The methods may communicate: every rank must call them in the same order.
+    where they are not those of the parameters. ``units`` are the modules with which FSDP gathers parameters,
+    by the parameter's name. The methods may communicate: every rank must call them in the same order.
     """
 
     full_shapes: Mapping[str, torch.Size] = MappingProxyType({})

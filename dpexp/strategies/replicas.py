@@ -41,8 +41,8 @@ SMALL_WORK = 1 << 24
 class ReplicaSync(GradientSync):
     """Autograd adds up the gradients. After small replicas on the CPU a step has the threads of one.
 
-    Intra-op threads wait for each other in every operator, and for a while after it they keep a core busy,
-    which the next forward's replicas need. Sizes decide and not times, because their number can change bits.
+    Intra-op threads wait for each other in every operator. For a while after it they keep a core busy that
+    the next forward's replicas need. Sizes decide and not times, because their number can change bits.
     """
 
     def __init__(self, module: nn.Module, devices: Devices) -> None:
