@@ -1,6 +1,6 @@
 """Prepared: a run that can start, as plain values. No config comes after it.
 
-RunConfig --prepare--> Prepared: layout, devices, model, data, optimizer, schedule --> loop
+RunConfig --prepare--> Prepared: layout, devices, model, data, optimizer, schedule --> passes
 """
 
 from collections.abc import Iterator, Mapping
