@@ -199,7 +199,7 @@ def _begin(
         return prepared, NullJournal()
     facts = run_facts(config, prepared)
     signals.hold()
-    return prepared, begin(home(), run_id, facts, restarted=world is not None)
+    return prepared, begin(home(), run_id, facts)
 
 
 def _run_engine(

@@ -33,13 +33,13 @@ class UnknownRunError(ConfigError):
     """A name of no run, or of several: the message lists similar ones."""
 
 
-def begin(home: Path, run_id: str, facts: Row, *, restarted: bool) -> Journal:
+def begin(home: Path, run_id: str, facts: Row) -> Journal:
     """The journal with these facts: a new one, under a new id where it has none, or that of restarted ranks.
 
     Raises JournalError where it cannot be written: then a new run leaves no folder.
     """
     runs = home / "runs"
-    continues = restarted and (runs / run_id).exists()
+    continues = bool(run_id) and (runs / run_id).exists()
     if continues:
         journal = Journal.reopen(runs / run_id)
         kept = ("schema", "run_id", "started", "parent", "steps")

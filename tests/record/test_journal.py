@@ -187,7 +187,7 @@ def test_a_run_that_cannot_begin_leaves_no_folder(dpexp_home: Path) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
     try:
         with pytest.raises(JournalError, match="File too large"):
-            begin(dpexp_home, "", {"config": {"text": "x" * 80_000}}, restarted=False)
+            begin(dpexp_home, "", {"config": {"text": "x" * 80_000}})
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         signal.signal(signal.SIGXFSZ, handler)
@@ -295,7 +295,7 @@ def test_a_run_that_begins_again_has_what_it_records_after(runs: Path) -> None:
     journal._file.close()
     with journal.path.open("ab") as file:
         file.write(b'{"at":1,"ext')
-    again = begin(runs.parent, "again", {"name": "second"}, restarted=True)
+    again = begin(runs.parent, "again", {"name": "second"})
     with pytest.raises(JournalError, match="another process is writing it"):
         Journal.reopen(journal.folder)
     journals.step(again, 0, 10)

@@ -102,9 +102,7 @@ class Run:
     def _end(self) -> None:
         if self.random.random() < 0.5:
             self._unless_the_follower_dies(self.upload.complete)
-        self.journal = begin(
-            self.home, self.journal.folder.name, {"config": {"batch_size": 30}}, restarted=True
-        )
+        self.journal = begin(self.home, self.journal.folder.name, {"config": {"batch_size": 30}})
         if self.random.random() < 0.5:  # else the follower of before goes on
             self.restart_follower()
         if self.random.random() < 0.5:

@@ -74,7 +74,7 @@ def test_a_server_gets_a_run_as_the_embedded_store_also_one_that_restarted(
     assert listed["delivered"] == "yes"
 
     folder = dpexp_home / "runs" / driver.run_id
-    with begin(dpexp_home, folder.name, {"config": {}}, restarted=True) as journal:
+    with begin(dpexp_home, folder.name, {"config": {}}) as journal:
         journals.step(journal, 0, 60)
         journals.end(journal)
     for uri in (address, embedded):

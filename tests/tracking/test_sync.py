@@ -101,7 +101,7 @@ def test_a_copy_of_a_journal_from_before_a_restart_takes_nothing_back(
     earlier = tmp_path / "earlier" / "runs" / "restarted"
     shutil.copytree(journal.folder, earlier)
     journal.close()
-    with begin(runs.parent, "restarted", {"config": {}}, restarted=True) as again:
+    with begin(runs.parent, "restarted", {"config": {}}) as again:
         journals.step(again, 0, 20)
         journals.end(again)
     synced("restarted")
