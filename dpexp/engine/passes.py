@@ -197,7 +197,8 @@ class Measurement:
         if not self._schedule.profile:
             return
         self.progress.begin("profile")
-        batches = [next(self.prepared.local_batches(0)) for _ in range(WARM_UP + STEPS)]
-        found = profile_steps(self.trainer, batches, self.journal.folder)
+        batch = next(self.prepared.local_batches(0))
+        copies = [batch.copied() for _ in range(WARM_UP + STEPS)]
+        found = profile_steps(self.trainer, copies, self.journal.folder)
         self.journal.set({"work.profile": found})
         self.journal.flush()
