@@ -19,12 +19,7 @@ from pathlib import Path
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    FakeCopyMode,
-    FakeTensorMode,
-)
+from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 
 from dpexp import devices
 from dpexp.config.errors import ConfigError, describe, text_of
@@ -33,13 +28,10 @@ from dpexp.data.rng import kept_globals
 from dpexp.engine.prepared import Prepared
 from dpexp.measurement.observe import device_map, observe
 from dpexp.record.record import Row
-from dpexp.strategies.modules import Wrapper, joined, parts
+from dpexp.strategies.modules import Wrapper, parts
 from dpexp.strategies.placed import Placed
 from dpexp.tensors import map_tensors
 from dpexp.timing import Timer
-
-_NEEDS_VALUES = (DataDependentOutputException, DynamicOutputShapeException)
-"""Raised for an operation that needs the values of a tensor: a length to pad to, a branch on a number."""
 
 _TORCH = Path(torch.__file__).parent
 _DPEXP = Path(__file__).resolve().parents[1]
@@ -101,13 +93,10 @@ def predict(prepared: Prepared, batches: Sequence[Batch]) -> Prediction:
         return emulation.without_data(batches)
     except PlacementError:
         raise
-    except _NEEDS_VALUES:
-        note = "the model looks at values"
     except Exception as error:
-        # it need not be true of the run: without data, PyTorch's _grouped_mm takes bfloat16 alone
-        note = f"{describe(error)} on tensors without data"
-    model = copy.deepcopy(prepared.model)
-    return emulation.observed(model, batches, f"{note}: real batches ran on virtual devices instead")
+        # of any kind: a branch on a value, or without data PyTorch's _grouped_mm, which takes bfloat16 alone
+        note = f"{describe(error)} on tensors without data: real batches ran on virtual devices instead"
+    return emulation.observed(copy.deepcopy(prepared.model), batches, note)
 
 
 class Emulation:
@@ -140,7 +129,7 @@ class Emulation:
             with devices.autocast(placed.output_device, self._prepared.autocast):
                 shapes = observe(placed, batches, loss, gradients=self._strategy.trains)
         except Exception as error:
-            message = _mixed_devices(error, self._names, placed)
+            message = _mixed_devices(error, self._names)
             if message:
                 raise PlacementError(message) from error
             raise
@@ -188,34 +177,17 @@ def _renamed(placed: Placed, shapes: list[Row], names: dict[str, str], note: str
     )
 
 
-def _mixed_devices(error: Exception, names: dict[str, str], placed: Placed) -> str:
+def _mixed_devices(error: Exception, names: dict[str, str]) -> str:
     """The message for an operation on two devices; empty for any other error."""
     message = text_of(error)
     found = list(dict.fromkeys(re.findall(r"\bcpu(?::\d+)?", message)))
     if isinstance(error, ValueError) or "device" not in message or len(found) < 2:
         return ""
     first, second = (names.get(device, device) for device in found[:2])
-    where = _where(error)
     remedy = "put the modules that meet there on one device"
     if devices.label(devices.HOST) in found[:2]:
-        plain = [name for name in _left_on_host(placed) if f".{name.rpartition('.')[2]}" in where]
-        if plain:
-            make = f"register_buffer('{plain[0].rpartition('.')[2]}', …)"
-            remedy = f"'{plain[0]}' is a plain tensor, which stays on the host: make it a buffer with {make}"
-        elif devices.HOST not in placed.devices:
-            remedy = "a tensor that is made there needs device=, as that of an input (device=x.device)"
-    return f"this layout mixes devices {first} and {second}{where}: {remedy}"
-
-
-def _left_on_host(placed: Placed) -> list[str]:
-    """The plain tensors that modules on other devices keep, by the names of their attributes."""
-    return [
-        joined(part.name, key)
-        for part in parts(placed.module)
-        if devices.placed_on(part.module) != devices.HOST
-        for key, value in vars(part.module).items()
-        if isinstance(value, torch.Tensor) and value.device == devices.HOST
-    ]
+        remedy += "; a plain tensor stays on the host: make it a buffer, or on the device of an input"
+    return f"this layout mixes devices {first} and {second}{_where(error)}: {remedy}"
 
 
 def _where(error: Exception) -> str:
