@@ -3,7 +3,7 @@
 ``check_model`` looks at the model alone, ``try_one_batch`` runs it.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
@@ -17,23 +17,13 @@ from dpexp.data.batch import Batch
 from dpexp.data.halves import no_mean_over_rows
 from dpexp.data.objective import Objective
 from dpexp.engine.prepared import Prepared
-from dpexp.parallel import chunk_sizes
 from dpexp.parallel.random_layers import mark_drawing
-from dpexp.strategies.ranks import synchronized, without_ranks
+from dpexp.strategies.ranks import without_ranks
 from dpexp.training.preserve import preserved
 from dpexp.verification.alone import alone
 from dpexp.verification.mode import drawing_modules
 from dpexp.verification.model_copy import check_copyable
 from dpexp.verification.touched_rows import with_touched_rows
-
-
-def check_not_wrapped(model: nn.Module) -> None:
-    """Raises ConfigError for an ``nn.DataParallel``, which would choose its own devices."""
-    if isinstance(model, nn.DataParallel):
-        raise ConfigError(
-            "the model is an nn.DataParallel, which chooses its own devices: give the module inside it, and "
-            "whole puts it in DataParallel"
-        )
 
 
 def check_model(model: nn.Module, *, trains: bool, copies: bool) -> None:
@@ -56,15 +46,14 @@ def check_model(model: nn.Module, *, trains: bool, copies: bool) -> None:
 
 
 def _check_no_data_parallel(model: nn.Module) -> None:
-    """Raises ConfigError for a model with an ``nn.DataParallel`` that ``block`` has not taken out."""
-    names = [name for name, module in model.named_modules() if isinstance(module, nn.DataParallel)]
-    if not names:
-        return
-    blocks = " ".join(f"--block {name}" for name in names)
-    raise ConfigError(
-        f"the model has {listed(names)} in nn.DataParallel, which chooses its own devices: "
-        f"block {blocks} lays it out across those of the run"
-    )
+    """Raises ConfigError for an ``nn.DataParallel`` that ``block`` has not taken out."""
+    found = [name for name, module in model.named_modules() if isinstance(module, nn.DataParallel)]
+    if found:
+        names = listed([name or "the model" for name in found])
+        raise ConfigError(
+            f"{names} in nn.DataParallel chooses its own devices: give the module inside it to whole, or "
+            "name it with --block, which takes it out"
+        )
 
 
 def turn_off_cache(model: nn.Module) -> str:
@@ -78,22 +67,6 @@ def turn_off_cache(model: nn.Module) -> str:
     for config in found:
         config.use_cache = False  # type: ignore[union-attr]
     return "the model's config.use_cache is turned off: its cache is for generation" if found else ""
-
-
-def check_rows_of_ranks(model: nn.Module, sizes: Iterable[int], dp_size: int) -> None:
-    """Raises ConfigError where SyncBatchNorm would train on the stand-in of a rank without rows.
-
-    ``sizes`` are the rows that global batches have.
-    """
-    names = synchronized(model)
-    for rows in sorted(sizes) if names else ():
-        used = len(chunk_sizes(rows, dp_size))
-        if used < dp_size:
-            raise ConfigError(
-                f"SyncBatchNorm ({listed(names)}) needs rows on every rank, and a batch of "
-                f"{plural(rows, 'row')} has some on {used} of {dp_size}: "
-                "choose another --batch-size, or fewer ranks"
-            )
 
 
 def try_one_batch(prepared: Prepared) -> None:

@@ -20,13 +20,7 @@ from dpexp.data.rng import generator, kept_globals, seed_globals
 from dpexp.distributed.devices import DeviceRequest
 from dpexp.distributed.group import ProcessGroup
 from dpexp.distributed.world import World
-from dpexp.engine.model_check import (
-    check_model,
-    check_not_wrapped,
-    check_rows_of_ranks,
-    try_one_batch,
-    turn_off_cache,
-)
+from dpexp.engine.model_check import check_model, try_one_batch, turn_off_cache
 from dpexp.engine.prepared import Prepared, Schedule
 from dpexp.engine.references import factories
 from dpexp.measurement.evaluation import Evaluation, Metrics, metrics_of
@@ -64,7 +58,6 @@ def prepare(
     )
     _check_compile(strategy)
     model = models.build(found["model"], source.features)
-    check_not_wrapped(model)
     check_not_scripted(model)
     cache_note = turn_off_cache(model)
     dataset = _dataset(config, source, model, found.get("validation")).to(dtype)
@@ -91,7 +84,6 @@ def prepare(
     check_model(model, trains=trains, copies=config.check)
     if optimizer is not None:
         check_sync_batch_norm(model, *(selection.used[:1] or [devices.HOST]))
-        check_rows_of_ranks(model, prepared.batch_rows, strategy.group.dp_size)
         check_optimizer(optimizer, model)
     tensors.cast_module(model, dtype)
     if one_batch:

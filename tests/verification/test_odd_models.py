@@ -5,14 +5,13 @@ from typing import Any
 
 import pytest
 import torch
-from odd_models import Hooked, Synchronized
+from odd_models import Hooked
 from planted import Planted, on_host
 from torch import distributed, nn
 
 import dpexp
 from dpexp.config.errors import ConfigError
 from dpexp.config.run_config import RunConfig
-from dpexp.engine.model_check import check_rows_of_ranks
 from dpexp.engine.prediction import predict
 from dpexp.engine.prepare import prepare
 from dpexp.engine.verify import verify
@@ -38,13 +37,6 @@ def test_trying_a_batch_leaves_gradients_and_their_hooks_as_they_are() -> None:
     assert all(parameter.grad is None for parameter in model.parameters())
     nn.functional.mse_loss(model(torch.ones(1, 5)), torch.ones(1, 2)).backward()
     assert len(model.finished) == 1
-
-
-def test_sync_batch_norm_over_ranks_without_rows_is_refused_before_the_run() -> None:
-    model = Synchronized()
-    check_rows_of_ranks(model, [30, 30, 30, 10], 5)
-    with pytest.raises(ConfigError, match=r"\(middle\) needs rows on every rank, .* 10 rows .* 5 of 8"):
-        check_rows_of_ranks(model, [30, 30, 30, 10], 8)
 
 
 def test_sync_batch_norm_of_ranks_on_the_host_is_refused_before_the_run(
