@@ -1,4 +1,4 @@
-"""The progress bar: what it shows on a terminal, and that it costs one redraw per flush."""
+"""The progress bar: what it shows on a terminal."""
 
 import re
 import subprocess
@@ -15,9 +15,9 @@ from dpexp.engine.progress import ProgressBar
 with ProgressBar() as bar:
     bar.begin("warm up")
     bar.begin("steps", 1000)
-    for flush in range({flushes}):
+    for flush in range(4):
         time.sleep(0.15)  # a flush every half a second; tqdm redraws ten times a second at most
-        bar.advance(1000 // {flushes}, 0.25, 1.5)
+        bar.advance(250, 0.25, 1.5)
     bar.begin("phases")
 """
 
@@ -34,28 +34,15 @@ except SystemExit:
 
 
 def test_a_terminal_shows_stage_steps_step_time_and_loss() -> None:
-    shown = in_terminal(CODE.format(flushes=4), columns=100)
+    shown = in_terminal(CODE, columns=100)
     assert "warm up…" in shown
     assert "phases…" in shown
     assert re.search(r"steps: +\d+%\|.*\| \d+/1000 .*0\.25 ms/step, loss 1\.5", shown)
 
 
-def test_the_bar_is_no_wider_than_a_narrow_terminal() -> None:
-    lines = re.split(r"[\r\n]", in_terminal(CODE.format(flushes=4), columns=40))
-    assert max(len(re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", line)) for line in lines) <= 40
-
-
 def test_a_pipe_shows_nothing() -> None:
-    shown = subprocess.run(
-        [sys.executable, "-c", CODE.format(flushes=4)], capture_output=True, text=True, check=True
-    )
+    shown = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=True)
     assert shown.stdout + shown.stderr == ""
-
-
-def test_flushes_not_steps_redraw_it() -> None:
-    """A million steps in ten flushes: ten redraws at most, so that no step pays for the bar."""
-    shown = in_terminal(CODE.format(flushes=10).replace("1000", "1_000_000"), columns=100)
-    assert 1 <= len(re.findall(r"steps: ", shown)) <= 12
 
 
 def test_a_terminal_shows_that_torch_is_imported_before_it_is(
