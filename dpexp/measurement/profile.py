@@ -56,8 +56,6 @@ def profile_steps(trainer: Trainer, batches: Sequence[Batch], folder: Path) -> R
 
 def _profiler(*, is_cuda: bool) -> profile:
     """Of the operators of all threads, those of replicas included, and of CUDA's kernels."""
-    if torch.autograd.profiler._is_profiler_enabled:
-        raise RuntimeError("another profiler is recording, whose events this one would take")
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # it writes of its start and end to stderr
     return profile(
         activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] * is_cuda)],
