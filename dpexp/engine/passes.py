@@ -18,14 +18,11 @@ from dpexp.measurement.energy import EnergyMeter
 from dpexp.measurement.peak import peak
 from dpexp.measurement.profile import STEPS, WARM_UP, profile_steps
 from dpexp.measurement.step_profile import StepProfile
-from dpexp.measurement.steps import time_phases, timed_steps
+from dpexp.measurement.steps import timed_steps
 from dpexp.record.journal import Journal
 from dpexp.timing import Timer
 from dpexp.training.trainer import Trainer
 from dpexp.verification.gathered_outputs import scalars_of_replicas
-
-PHASE_SECONDS = 5.0
-"""The phase pass ends after ``--phase-steps``, or after this time."""
 
 
 class RunError(RuntimeError):
@@ -154,9 +151,12 @@ class Measurement:
     def time_phases(self) -> None:
         """Time the phases of further steps. A pass of its own, because a recording timer costs overlap."""
         self.progress.begin("phases")
-        batches = islice(self.prepared.endless_batches(), self._schedule.phase_steps)
-        time_phases(self.trainer, map(self.prepared.part, batches), PHASE_SECONDS)
         timer = self.trainer.placed.timer
+        batches = islice(self.prepared.endless_batches(), self._schedule.phase_steps)
+        for batch in map(self.prepared.part, batches):
+            self._group.barrier()
+            with timer.step():
+                self.trainer.step(batch)
         self.journal.set(phases=timer.phases, timeline=self.observations.timeline(timer.timeline))
         self.journal.flush()
 

@@ -1,7 +1,4 @@
-"""Steps: the time of each step between idle devices, and steps whose phases a timer records.
-
-Phases are timed in steps of their own, because recording costs overlap.
-"""
+"""Steps: the time of each step between idle devices."""
 
 import time
 from collections.abc import Iterable, Iterator
@@ -12,9 +9,6 @@ import torch
 from dpexp import devices
 from dpexp.data.batch import Batch
 from dpexp.training.trainer import Trainer
-
-LEAST_STEPS = 3
-"""The phases of so many steps are timed, however long they take."""
 
 
 class TimedStep(NamedTuple):
@@ -48,18 +42,3 @@ def timed_steps(trainer: Trainer, batches: Iterable[Batch]) -> Iterator[TimedSte
         value = loss.item() if loss_on_host else loss
         yield TimedStep((end - start) * 1e3, (end - before) * 1e3, value, batch.weight, batch.global_rows)
         before = end
-
-
-def time_phases(trainer: Trainer, batches: Iterable[Batch], seconds: float) -> None:
-    """Train on the batches while the timer of the placed model records; ends after so many seconds.
-
-    Every rank must call this; all end after the same step.
-    """
-    group, timer, started = trainer.group, trainer.placed.timer, time.perf_counter()
-    for number, batch in enumerate(batches, 1):
-        group.barrier()
-        with timer.step():
-            trainer.step(batch)
-        is_late = number >= LEAST_STEPS and time.perf_counter() - started > seconds
-        if any(group.all_gather(is_late)):
-            break
