@@ -87,9 +87,9 @@ def shown(value: Any) -> str:
 
 
 def text_of(error: BaseException) -> str:
-    """``str(error)``, also of an exception whose ``__str__`` raises."""
+    """``str(error)`` and its notes, also of an exception whose ``__str__`` raises."""
     try:
-        return str(error)
+        return "\n".join(filter(None, [str(error), *getattr(error, "__notes__", ())]))
     except Exception as raised:
         return f"(its text cannot be shown: __str__ raised {type(raised).__name__})"
 

@@ -17,12 +17,10 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from contextvars import copy_context
 from typing import Any
 
 import torch
 from torch import nn
-from torch._utils import KeyErrorMessage
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import (
     TorchDispatchMode,
@@ -31,7 +29,6 @@ from torch.utils._python_dispatch import (
     _push_mode,
 )
 
-from dpexp.config.errors import plural
 from dpexp.devices import HOST, is_autocast_enabled, label, physical, running_on
 from dpexp.parallel.random_layers import draws_random_numbers
 from dpexp.parallel.scatter_gather import DeviceId, to_device
@@ -52,20 +49,15 @@ def parallel_apply(
     thread, the others in the ``executor``, which must have a thread for each; without one, in new threads.
     Replicas that draw random numbers from one generator compute one after another in the caller's thread.
 
-    When a replica raises, the others finish first. Then the first one's exception is raised here: the same
-    type, with the replica and its device in the message and the original as ``__cause__``.
-    Raises ValueError where the sequences differ in length.
+    When a replica raises, the others finish first. Then the first one's exception is raised here, with a
+    note of the replica and its device. Raises ValueError where the sequences differ in length.
     """
     count = len(modules)
-    for name, sequence in (("inputs", inputs), ("kwargs_tup", kwargs_tup), ("devices", devices)):
-        if sequence is not None and len(sequence) != count:
-            raise ValueError(
-                f"{plural(count, 'module')} but {len(sequence)} {name}: there must be one for each module"
-            )
-    kwargs = kwargs_tup if kwargs_tup is not None else [{}] * count
+    kwargs_tup, devices = kwargs_tup or [{}] * count, devices or [None] * count
+    calls = list(zip(modules, inputs, kwargs_tup, strict=True))
     device_of = [
         next((tensor.device for tensor in walk(input)), HOST) if device is None else to_device(device)
-        for input, device in zip(inputs, devices if devices is not None else [None] * count, strict=True)
+        for input, device in zip(inputs, devices, strict=True)
     ]
     streams = [
         nullcontext() if device.type in ("cpu", "meta") else torch.accelerator.current_stream(device)
@@ -75,10 +67,11 @@ def parallel_apply(
     errors: dict[int, BaseException] = {}
 
     def forward(replica: int) -> None:
-        args = inputs[replica] if isinstance(inputs[replica], list | tuple) else (inputs[replica],)
+        module, input, kwargs = calls[replica]
+        args = input if isinstance(input, list | tuple) else (input,)
         with running_on(device_of[replica], replica), streams[replica], torch.set_grad_enabled(grad):
             try:
-                outputs[replica] = modules[replica](*args, **kwargs[replica])
+                outputs[replica] = module(*args, **kwargs)
             except BaseException as error:  # of any kind: it is raised again in the caller's thread
                 errors[replica] = error
 
@@ -90,7 +83,14 @@ def parallel_apply(
             with nullcontext(executor) if executor else ThreadPoolExecutor(count) as threads:
                 _in_threads(forward, device_of, threads)
     if errors:
-        _raise_first(errors, device_of)
+        replica = min(errors)
+        error = errors[replica]
+        error.add_note(f"Caught in replica {replica} on device {label(device_of[replica])}.")
+        errors.clear()
+        try:
+            raise error
+        finally:
+            del error  # the traceback refers to this frame: its variable would close a cycle
     return outputs
 
 
@@ -119,8 +119,8 @@ def _in_threads(forward: Callable[[int], None], devices: Sequence[torch.device],
         with state():
             compute(replica)
 
-    futures = [executor.submit(copy_context().run, compute_in_thread, i) for i in range(1, len(devices))]
-    copy_context().run(compute, 0)
+    futures = [executor.submit(compute_in_thread, i) for i in range(1, len(devices))]
+    compute(0)
     for future in futures:
         future.result()
     for replica, device in enumerate(devices if hooks else ()):
@@ -136,8 +136,6 @@ def _state_of_this_thread(
     threads, inference = torch.get_num_threads(), torch.is_inference_mode_enabled()
     kinds = {"cpu", *(device.type for device in devices)}
     autocast = [(kind, torch.get_autocast_dtype(kind)) for kind in kinds if is_autocast_enabled(kind)]
-    cache_enabled = torch.is_autocast_cache_enabled()
-    default_device = torch.get_default_device()
 
     @contextmanager
     def state() -> Iterator[None]:
@@ -147,9 +145,7 @@ def _state_of_this_thread(
             if inference:
                 stack.enter_context(torch.inference_mode())
             for kind, dtype in autocast:
-                stack.enter_context(torch.autocast(kind, dtype=dtype, cache_enabled=cache_enabled))
-            if default_device != HOST:
-                stack.enter_context(default_device)
+                stack.enter_context(torch.autocast(kind, dtype=dtype))
             for mode in modes:  # their __enter__ is for one thread
                 _push_mode(mode)
                 stack.callback(_pop_mode)
@@ -206,28 +202,3 @@ def intra_op_threads(count: int) -> Iterator[None]:
     finally:
         if count != threads:
             torch.set_num_threads(threads)
-
-
-def _raise_first(errors: dict[int, BaseException], devices: Sequence[torch.device]) -> None:
-    """Raise the exception of the first replica that has one: of the same type, with where it was raised.
-
-    One that takes other arguments than a message, or that is not an Exception, gets a note instead.
-    """
-    replica, *others = sorted(errors)
-    error, where = errors[replica], f"in replica {replica} on device {label(devices[replica])}."
-    located, cause = error, error.__cause__
-    try:
-        if isinstance(error, Exception):
-            text = KeyErrorMessage(f"Caught {type(error).__name__} {where}\n{error}")
-            located, cause = type(error)(text), error
-    except Exception:  # it takes other arguments than a message
-        pass
-    if located is error:
-        error.add_note(f"Caught {where}")
-    if others:
-        located.add_note(f"replicas {', '.join(map(str, others))} raised as well")
-    errors.clear()
-    try:
-        raise located from cause
-    finally:
-        del error, located, cause  # the traceback refers to this frame: its variables would close a cycle
