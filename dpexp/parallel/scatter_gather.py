@@ -47,19 +47,11 @@ def to_device(device: DeviceId) -> torch.device:
     return torch.device(kind.type, device)
 
 
-def to_devices(devices: Sequence[DeviceId]) -> list[torch.device]:
-    """``to_device`` of each; a device may occur twice. Raises ValueError for an empty list."""
-    if not devices:
-        raise ValueError("no devices given: name at least one, as [torch.device('cpu', 0)]")
-    return list(map(to_device, devices))
-
-
-def chunk_sizes(batch_size: int, devices: int | Sequence[DeviceId]) -> list[int]:
-    """Rows of each chunk of a batch over the devices, or over so many, as ``Tensor.chunk`` splits it.
+def chunk_sizes(batch_size: int, count: int) -> list[int]:
+    """Rows of each chunk of a batch over ``count`` devices, as ``Tensor.chunk`` splits it.
 
     ``chunk_sizes(30, 8)`` is ``[4, 4, 4, 4, 4, 4, 4, 2]``, ``chunk_sizes(10, 8)`` is ``[2, 2, 2, 2, 2]``.
     """
-    count = devices if isinstance(devices, int) else len(devices)
     if batch_size == 0:
         return [0] * count
     size = -(-batch_size // count)
@@ -76,7 +68,7 @@ def scatter(inputs: Any, devices: Sequence[DeviceId], dim: int = 0) -> Any:
 
     Raises ValueError where tensors have different batch sizes, no dimension ``dim`` or none at all.
     """
-    placed = to_devices(devices)
+    placed = list(map(to_device, devices))
     chunks = _scatter(inputs, placed, _chunk_count({"inputs": inputs}, placed, dim), dim)
     return tuple(chunks) if isinstance(inputs, torch.Tensor) else chunks
 
@@ -89,7 +81,7 @@ def scatter_kwargs(
     Two tuples, of ``(args, …)`` and of ``({name: value}, …)``, an entry for each chunk of the batch;
     both empty when there are no arguments. Raises as ``scatter`` does.
     """
-    placed = to_devices(devices)
+    placed = list(map(to_device, devices))
     if not inputs and not kwargs:
         return (), ()
     count = _chunk_count({"inputs": inputs, **(kwargs or {})}, placed, dim)
@@ -101,24 +93,14 @@ def scatter_kwargs(
 
 def check_batch_sizes(args: tuple[Any, ...], kwargs: dict[str, Any], devices: Sequence[DeviceId]) -> None:
     """Raises ValueError for arguments of a call that ``scatter_kwargs`` would refuse."""
-    _chunk_count({"inputs": args, **kwargs}, to_devices(devices), 0)
-
-
-def _is_container(value: Any) -> bool:
-    """Whether the entries of the value are scattered."""
-    return isinstance(value, dict | list | tuple) and not isinstance(value, PackedSequence)
+    _chunk_count({"inputs": args, **kwargs}, list(map(to_device, devices)), 0)
 
 
 def _chunk_count(arguments: dict[str, Any], devices: Sequence[torch.device], dim: int) -> int:
     """The number of chunks, the same for every argument. Raises ValueError for different batch sizes."""
     sizes: dict[str, int] = {}  # by path: {"inputs[0]": 10, "mask": 10}
     for name, argument in arguments.items():
-        for path, leaf in leaves(argument, name, lambda value: not _is_container(value)):
-            if isinstance(leaf, PackedSequence):
-                raise ValueError(
-                    f"{path} is a PackedSequence, which has no batch dimension to split: pass the padded "
-                    "batch and the lengths, and pack inside the module's forward"
-                )
+        for path, leaf in leaves(argument, name, lambda value: not isinstance(value, dict | list | tuple)):
             if not isinstance(leaf, torch.Tensor):
                 continue
             if not -leaf.dim() <= dim < leaf.dim():
@@ -137,7 +119,7 @@ def _chunk_count(arguments: dict[str, Any], devices: Sequence[torch.device], dim
                 f"{', '.join(map(label, devices))} together and must have the same batch size. Expand the "
                 "smaller one, or pass what every device needs in full inside a dataclass, which is not split"
             )
-    return len(chunk_sizes(next(iter(of_many.values())), devices)) if sizes else len(devices)
+    return len(chunk_sizes(next(iter(of_many.values())), len(devices))) if sizes else len(devices)
 
 
 def _scatter(value: Any, devices: Sequence[torch.device], count: int, dim: int) -> list[Any]:
@@ -148,7 +130,7 @@ def _scatter(value: Any, devices: Sequence[torch.device], count: int, dim: int) 
         return [
             non_blocking_to(chunk, device, copy=True) for chunk, device in zip(chunks, devices, strict=False)
         ]
-    if not _is_container(value) or not value:
+    if not isinstance(value, dict | list | tuple) or not value:
         return [value] * count
     columns = [_scatter(entry, devices, count, dim) for _, entry in entries(value) or ()]
     return [rebuild(value, row) for row in zip(*columns, strict=True)]
@@ -162,10 +144,8 @@ def gather(outputs: Sequence[Any], target_device: DeviceId, dim: int = 0) -> Any
     namedtuples and dataclasses are gathered entry by entry and keep their type.
 
     Raises TypeError for values that cannot be gathered (numbers, strings), and ValueError where replicas
-    differ in types, keys, lengths or shapes; the message names the entry.
+    differ in types, keys or lengths; the message names the entry.
     """
-    if not outputs:
-        raise ValueError("nothing to gather: there is no output of any replica")
     return _gather(list(outputs), to_device(target_device), dim, "output")
 
 
@@ -224,13 +204,4 @@ def _concatenate(outputs: list[torch.Tensor], device: torch.device, dim: int, pa
             stacklevel=2,
         )
         outputs, dim = [output.unsqueeze(0) for output in outputs], 0
-    moved = [non_blocking_to(output, device) for output in outputs]
-    try:
-        return torch.cat(moved, dim)
-    except (RuntimeError, IndexError) as error:
-        shapes = "; ".join(f"replica {i}: {tuple(output.shape)}" for i, output in enumerate(outputs))
-        raise ValueError(
-            f"{path} cannot be concatenated along dimension {dim} on {label(device)} ({shapes}): the other "
-            "dimensions must agree. Pad sequences to the length of the whole batch "
-            "(total_length of pad_packed_sequence), not of the replica's part"
-        ) from error
+    return torch.cat([non_blocking_to(output, device) for output in outputs], dim)

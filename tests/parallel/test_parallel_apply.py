@@ -2,8 +2,6 @@
 
 import copy
 import gc
-import multiprocessing
-import os
 import pickle
 import threading
 import traceback
@@ -323,23 +321,3 @@ def test_an_idle_thread_keeps_no_replica_or_batch_alive() -> None:
     )
     wrapped(torch.zeros(4, 2))
     assert [reference() for reference in seen] == [None] * 4
-
-
-def compute_in_child(wrapped: DataParallel, queue: Any) -> None:
-    torch.set_num_threads(1)
-    queue.put((os.getpid(), wrapped(torch.arange(6.0)).tolist()))
-
-
-@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
-def test_a_forked_process_starts_its_own_threads() -> None:
-    wrapped = DataParallel(Call(lambda x: x * 2), virtual(3))
-    expected = wrapped(torch.arange(6.0)).tolist()
-    context = multiprocessing.get_context("fork")
-    queue = context.SimpleQueue()
-    process = context.Process(target=compute_in_child, args=(wrapped, queue))
-    process.start()
-    process.join(60)
-    assert process.exitcode == 0
-    pid, found = queue.get()
-    assert pid != os.getpid()
-    assert found == expected == wrapped(torch.arange(6.0)).tolist()
