@@ -38,7 +38,6 @@ class Wrapper(nn.Module):
 
     module: nn.Module
     replica_devices: tuple[torch.device, ...] = ()
-    pieces: int = 1  # of a batch that it computes apart, where it makes no replicas
     transparent: ClassVar[bool] = False  # True: its inputs and outputs are the module's, observed once
 
     def __getattr__(self, name: str) -> Any:
@@ -98,7 +97,7 @@ class Part(NamedTuple):
     @property
     def pieces(self) -> int:
         """Into how many pieces the wrappers split a batch that they give to the module."""
-        return prod(max(len(each.replica_devices), each.pieces) for each in self.wrappers)
+        return prod(max(1, len(each.replica_devices)) for each in self.wrappers)
 
 
 def wrapped_key(module: nn.Module) -> str:
@@ -192,22 +191,12 @@ def matching(model: nn.Module, patterns: Sequence[str], option: str) -> tuple[st
     for pattern in patterns:
         found = [name for name in known if _matches(name, pattern)]
         if not found:
-            raise _not_found(model, pattern, known, option)
+            top = listed([name for name in known if "." not in name]) or "no submodules"
+            hint = did_you_mean(pattern, known)
+            raise ConfigError(f"{option} '{pattern}' not found; the model has {top}{hint}")
         names += found
     check_no_overlap(names, option)
     return tuple(inner for name in names for inner in _inside_containers(model.get_submodule(name), name))
-
-
-def _not_found(model: nn.Module, pattern: str, known: Sequence[str], option: str) -> ConfigError:
-    if pattern in model.state_dict():
-        owner = pattern.rpartition(".")[0]
-        hint = f"name its module '{owner}'" if owner else "it belongs to the model itself"
-        return ConfigError(f"{option} '{pattern}' is a parameter, not a module; {hint}")
-    top = [name for name in known if "." not in name]
-    hint = did_you_mean(pattern, known)
-    return ConfigError(
-        f"{option} '{pattern}' not found; the model has {listed(top) or 'no submodules'}{hint}"
-    )
 
 
 def _matches(name: str, pattern: str) -> bool:

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from dpexp.config.errors import ConfigError
+from dpexp.config.errors import ConfigError, listed
 from dpexp.config.strategy_options import PlaceOptions
 from dpexp.devices import HOST, is_virtual, label, place, running_on, set_tensor_device, tensor_device
 from dpexp.strategies.base import Devices, Needs, Strategy
@@ -38,7 +38,8 @@ class Place(Strategy):
     def device_map(self, model: nn.Module, devices: Devices) -> dict[str, torch.device]:
         """The device of each named submodule. Raises ConfigError for unknown names or devices, or none."""
         if not self.options.place:
-            raise ConfigError(f"place needs --place NAME=DEVICE{proposal(model, devices)}")
+            names = listed([name for name, _ in model.named_children()]) or "no submodules"
+            raise ConfigError(f"place needs --place NAME=DEVICE, as layers.*=cuda:0; the model has {names}")
         known = {label(device): device for device in (HOST, *devices)}
         found: dict[str, torch.device] = {}
         for entry in self.options.place:
@@ -66,23 +67,6 @@ class Place(Strategy):
         rewire(model, device_map, wrap, first)
         used = tuple(dict.fromkeys((first, *device_map.values())))
         return Placed(Outputs(model, first, first, timer), first, first, used, timer=timer)
-
-
-_MOST = 10
-"""Modules that a proposal places: a longer command is not read."""
-
-
-def proposal(model: nn.Module, devices: Devices) -> str:
-    """The end of the message: ``--place`` for each child of the model, in order, over host and devices."""
-    names = [name for name, _ in model.named_children()]
-    if not names:
-        return ", but this model has no submodules to place"
-    spread = [HOST, *devices]
-    entries = [(name, label(spread[i * len(spread) // len(names)])) for i, name in enumerate(names)]
-    words = " ".join(f"--place {name}={device}" for name, device in entries[:_MOST])
-    if len(names) > _MOST:
-        words += f" … for each of its {len(names)} modules; patterns work, as layers.*=cuda:0"
-    return f", for example: {words}" + ("" if devices else "; --virtual N emulates cpu:0 to cpu:N-1")
 
 
 class OnDevice(Wrapper):

@@ -176,7 +176,7 @@ def split_modules(placed: nn.Module) -> dict[str, int]:
     """The modules of a placed model whose rows are split within a process, and into how many chunks."""
     found: dict[str, int] = {}
     for part in parts(placed):
-        count = max(len(_replica_devices(part.module)), getattr(part.module, "pieces", 1))
+        count = len(_replica_devices(part.module))
         if count > 1:
             found.setdefault(part.name, count)
     return found

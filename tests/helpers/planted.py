@@ -87,11 +87,12 @@ def proof_result(
 
 
 class Changed(Wrapper):
-    """Computes ``change(module, inputs)``; says that it splits a batch into ``pieces``."""
+    """Computes ``change(module, inputs)``; says that it splits a batch over so many devices."""
 
     def __init__(self, module: nn.Module, change: Change, pieces: int = 1) -> None:
         super().__init__()
-        self.module, self.change, self.pieces = module, change, pieces
+        self.module, self.change = module, change
+        self.replica_devices = (HOST,) * (pieces if pieces > 1 else 0)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         return self.change(self.module, inputs)
