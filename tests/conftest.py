@@ -33,7 +33,7 @@ MAY_LACK = (
 """Packages that no test of an accelerator needs: its machine may lack them."""
 LONG = (
     "test_browser", "test_servers", "test_deliver", "test_restarts", "test_launch",
-    "test_follower", "test_properties", "test_models", "test_independent_loop",
+    "test_follower", "test_models", "test_independent_loop",
     "test_user_errors", "test_every_layout", "test_ui", "test_ddp", "test_cli",
     "test_fsdp", "test_run_cases", "test_locate", "test_installed", "test_custom",
 )  # fmt: skip

@@ -127,13 +127,19 @@ class HostStage(Stage):
 def shards_of(
     tables: Sequence[EmbeddingTable], group: ProcessGroup, timer: Timer
 ) -> dict[int, ShardedEmbedding]:
-    """What this rank has of each table, by the table's id; tables with one weight have one afterwards."""
+    """What this rank has of each table, by the id of the table.
+
+    Tables with one weight have one afterwards, and hooks on a table's forward stay.
+    """
     found: dict[int, ShardedEmbedding] = {}
     weights: dict[torch.Tensor, nn.Parameter] = {}
     for table in tables:
         kind: Any = ShardedEmbeddingBag if isinstance(table, nn.EmbeddingBag) else ShardedEmbedding
         sharded = kind(table, group, timer)
         sharded.weight = weights.setdefault(table.weight, sharded.weight)
+        for key, value in vars(table).items():
+            if key.startswith("_forward") and "hooks" in key:
+                setattr(sharded, key, value)
         found[id(table)] = sharded
     return found
 

@@ -130,6 +130,50 @@ def test_keyword_arguments_and_nested_outputs_are_split_along_another_dimension(
         torch.testing.assert_close(out, expected, **EXACT)
 
 
+class Twice(nn.Module):
+    """One layer under two names, called twice, with weights in a list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = self.second = nn.Linear(6, 6)
+        self.weights = nn.ParameterList([torch.randn(()), torch.randn(())])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.weights[0] * self.first(x) + self.weights[1] * self.second(x)
+
+
+class Scale(nn.Module):
+    """A parameter in a dict, a buffer, a frozen parameter, and one that is not used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.by_name = nn.ParameterDict({"scale": torch.randn(6)})
+        self.frozen = nn.Parameter(torch.randn(6), requires_grad=False)
+        self.spare = nn.Parameter(torch.randn(6))
+        self.register_buffer("shift", torch.randn(6))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.by_name["scale"] + self.shift * self.frozen
+
+
+@pytest.mark.parametrize("count", [1, 2, 8])
+@pytest.mark.parametrize("rows", [1, 9])
+@pytest.mark.parametrize(
+    "layer",
+    [
+        lambda: nn.Linear(6, 4, bias=False),
+        lambda: nn.Sequential(nn.BatchNorm1d(6), nn.Dropout(), nn.PReLU(), nn.LayerNorm(6)).eval(),
+        lambda: nn.Sequential(nn.Unflatten(1, (6, 1, 1)), nn.Conv2d(6, 6, 3, padding=1, groups=6)),
+        lambda: nn.utils.parametrizations.weight_norm(nn.Linear(6, 4)),
+        Twice,
+        Scale,
+    ],
+    ids=["linear", "norms", "depthwise", "weight norm", "twice", "scale"],
+)
+def test_layers_of_every_kind(layer: Callable[[], nn.Module], rows: int, count: int) -> None:
+    assert_same(layer().double(), torch.randn(rows, 6, dtype=DOUBLE), devices=virtual(count))
+
+
 def test_training_steps_follow_the_single_module() -> None:
     single = nn.Sequential(
         nn.Conv2d(1, 4, 3), nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(144, 3)

@@ -7,7 +7,6 @@ import threading
 import traceback
 import weakref
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -264,14 +263,6 @@ def test_no_modules_give_no_outputs_and_a_single_one_runs_in_the_callers_thread(
     assert apply(threading.get_ident, count=1) == [threading.get_ident()]
 
 
-def test_a_given_executor_computes() -> None:
-    barrier = threading.Barrier(3, timeout=1000)
-    with ThreadPoolExecutor(2, "given") as executor:
-        modules = [Call(lambda: (barrier.wait(), threading.current_thread().name)[1])] * 3
-        names = parallel_apply(modules, [()] * 3, None, virtual(3), executor)
-    assert [name.startswith("given") for name in names] == [False, True, True]
-
-
 def test_a_module_keeps_its_threads_and_they_end_with_it() -> None:
     barrier = threading.Barrier(3, timeout=1000)
     found: list[threading.Thread] = []
@@ -296,22 +287,6 @@ def test_a_copied_or_pickled_module_starts_threads_of_its_own(copied: Callable[[
     wrapped, x = DataParallel(nn.Linear(2, 2), virtual(3)), torch.randn(6, 2)
     expected = wrapped(x)
     assert torch.equal(copied(wrapped)(x), expected)
-
-
-def test_concurrent_callers_get_their_results() -> None:
-    wrapped = DataParallel(Call(lambda x: x * 2), virtual(3))
-    results: dict[int, torch.Tensor] = {}
-
-    def caller(number: int) -> None:
-        for _ in range(20):
-            results[number] = wrapped(torch.full((6, 2), float(number)))
-
-    threads = [threading.Thread(target=caller, args=(number,)) for number in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert all(torch.equal(results[n], torch.full((6, 2), 2.0 * n)) for n in range(6))
 
 
 def test_an_idle_thread_keeps_no_replica_or_batch_alive() -> None:

@@ -4,8 +4,10 @@ from collections import OrderedDict, defaultdict, namedtuple
 from dataclasses import dataclass
 from typing import Any
 
+import hypothesis.strategies as st
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
 from torch.autograd import gradcheck, gradgradcheck
 from torch.nn.utils.rnn import pack_sequence
 
@@ -268,3 +270,57 @@ def test_a_dataclass_field_that_cannot_be_gathered_is_named() -> None:
 def test_replicas_that_differ_in_structure_are_named(second: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         gather([{"a": [X]}, second], "cpu")
+
+
+# --- random containers, types and dimensions; every run tries the same ones --------------------
+
+DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex64)
+
+
+@st.composite
+def tensors(draw: st.DrawFn, rows: int, dim: int) -> torch.Tensor:
+    """A tensor with ``rows`` along ``dim``, which may be negative."""
+    rank = draw(st.integers(dim + 1 if dim >= 0 else -dim, 4))
+    shape = draw(st.lists(st.integers(0, 3), min_size=rank, max_size=rank))
+    shape[dim] = rows
+    dtype = draw(st.sampled_from(DTYPES))
+    return torch.arange(torch.Size(shape).numel()).reshape(shape).to(dtype)
+
+
+def containers(leaves: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    """Nested containers with these leaves."""
+    return st.recursive(
+        leaves,
+        lambda inner: st.one_of(
+            st.lists(inner, max_size=3),
+            st.lists(inner, max_size=3).map(tuple),
+            st.dictionaries(st.text(max_size=2), inner, max_size=3),
+            st.dictionaries(st.integers(), inner, max_size=3).map(OrderedDict),
+            st.tuples(inner, inner).map(lambda items: Pair(*items)),
+        ),
+        max_leaves=6,
+    )
+
+
+def equal(a: Any, b: Any) -> bool:
+    """The same structure, types and values."""
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, torch.Tensor):
+        return a.dtype == b.dtype and torch.equal(a, b)
+    if isinstance(a, dict):
+        return list(a) == list(b) and all(equal(a[key], b[key]) for key in a)
+    if isinstance(a, list | tuple):
+        return len(a) == len(b) and all(map(equal, a, b))
+    return bool(a == b)
+
+
+@settings(max_examples=300, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(st.data(), st.integers(0, 12), st.integers(1, 9), st.integers(-3, 2))
+def test_scatter_then_gather_is_the_identity(data: st.DataObject, rows: int, count: int, dim: int) -> None:
+    value = data.draw(containers(st.one_of(tensors(rows, dim), st.none())))
+    chunks = scatter(value, virtual(count), dim)
+    assert len(chunks) in (count, len(chunk_sizes(rows, count)))
+    assert equal(gather(chunks, "cpu", dim), value)
+    if isinstance(value, torch.Tensor):
+        assert equal(list(chunks), list(value.chunk(count, dim)))
