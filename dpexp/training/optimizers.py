@@ -10,7 +10,7 @@ parameters have the same optimizer, on one kind of device, one trains all of the
 
 import copy
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -55,7 +55,6 @@ class Optimizers:
         clip_norm: float | None = None,
         accumulate: int = 1,
     ) -> None:
-        _check_no_closure(members)
         self.members, self.clip_norm = members, clip_norm
         self.accumulate, self.batches = accumulate, 0
         self._shards, self._parameters = placed.shards, named_parameters(placed.module)
@@ -101,17 +100,6 @@ class Optimizers:
                 state = keeper(member).state
                 if parameter in state:
                     yield name, parameter, state[parameter]
-
-
-def _check_no_closure(optimizers: Iterable[torch.optim.Optimizer]) -> None:
-    """Raises ConfigError for an optimizer whose step computes the loss again, by a function that it needs."""
-    for each in optimizers:
-        closure = inspect.signature(each.step).parameters.get("closure")
-        if closure is not None and closure.default is closure.empty:
-            raise ConfigError(
-                f"the optimizer {type(each).__name__} computes the loss several times in each step, by a "
-                "closure; a step here computes it once: use another optimizer"
-            )
 
 
 def clip(parameters: Mapping[str, nn.Parameter], shards: Shards, limit: float) -> None:
@@ -189,7 +177,8 @@ class OptimizerChoice:
     def make(self, parameters: list[nn.Parameter]) -> list[torch.optim.Optimizer]:
         """The optimizer of these parameters; none if there are none.
 
-        Raises ConfigError for a factory that cannot be loaded, raises, or returns no Optimizer.
+        Raises ConfigError for a factory that cannot be loaded, takes no parameters, raises, or returns no
+        Optimizer.
         """
         if not parameters:
             return []
@@ -197,7 +186,9 @@ class OptimizerChoice:
         if not checks.is_enabled():
             checks.disable()  # it is the default, but torch warns in Adagrad's step until somebody says so
         factory, loaded = self.factory, self.factory.load()
-        first = next(iter(inspect.signature(loaded).parameters), "params")
+        first = next(iter(inspect.signature(loaded).parameters), "lr")
+        if first == "lr":
+            raise ConfigError(f"{factory.where}: {factory.target} takes no list of parameters to train")
         made = factory.call(eager(loaded) if factory.name else loaded, {first: parameters, "lr": self.lr})
         if not isinstance(made, torch.optim.Optimizer):
             found = type(made).__name__

@@ -26,6 +26,10 @@ def momentum_by_hand(parameters: list[nn.Parameter], factor: float = 0.5) -> tor
     return torch.optim.SGD(parameters, lr=0.1, momentum=factor)
 
 
+def without_parameters(lr: float) -> torch.optim.Optimizer:
+    return torch.optim.SGD([nn.Parameter(torch.ones(2))], lr)
+
+
 def config(optimizer: str, strategy: str = "whole", **values: Any) -> RunConfig:
     return RunConfig.from_dict({"strategy": strategy, "optimizer": optimizer, "threads": 1} | values)
 
@@ -94,6 +98,7 @@ def test_tables_get_the_variant_and_everything_else_the_optimizer() -> None:
         ("adam:eps=tiny", ["'eps' takes a number", "'tiny'"]),
         ("adam:lr=0.1", ["give the learning rate as --lr"]),
         ("torch.nn:Linear:in_features=1,out_features=1", ["torch.nn:Linear"]),
+        (f"{__file__}:without_parameters", [":without_parameters takes no list of parameters to train"]),
     ],
 )
 def test_an_optimizer_that_cannot_train_the_model_is_refused_by_name(

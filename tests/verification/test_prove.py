@@ -48,11 +48,6 @@ def test_a_right_layout_is_proven_and_the_model_does_not_change() -> None:
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
 
 
-def test_an_optimizer_that_needs_a_closure_is_refused_by_name() -> None:
-    with pytest.raises(ConfigError, match="the optimizer LBFGS computes the loss several times in each step"):
-        dpexp.prove(Blocks(10, 20, 20), data_parallel, batches(), None, torch.optim.LBFGS, devices=DEVICES)
-
-
 def test_a_wrong_layout_raises_with_its_first_module() -> None:
     class Halved(nn.Linear):
         def forward(self, inputs: torch.Tensor) -> torch.Tensor:
