@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from dpexp import live
-from dpexp.config.errors import ConfigError, Terminated, startup_errors
+from dpexp.config.errors import ConfigError, Terminated, as_config_error
 from dpexp.config.printable import printable
 from dpexp.config.process import home
 from dpexp.config.run_config import RunConfig
@@ -155,7 +155,7 @@ def execute(
         run_id = new_run_id() if world is None else world.run_id() if is_recorder else ""
         follower = Follower.start(home(), run_id) if config.track and is_recorder else None
         try:
-            with startup_errors(JournalError, PeerError), importing_torch(quiet):
+            with as_config_error("the start of the run", JournalError, PeerError), importing_torch(quiet):
                 prepared, journal = _begin(config, world, run_id, signals, is_last or world is not None)
         except BaseException as raised:
             if follower is not None:
@@ -247,7 +247,7 @@ def _warn_of_user_run(found: str) -> None:
 def _launch_ranks(config: RunConfig, options: LaunchOptions, quiet: bool, on_record: OnRecord) -> Outcome:
     """Start the ranks with torchrun's launcher; the Record is that of the first rank."""
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # read when torch is imported
-    with startup_errors(JournalError), importing_torch(quiet):
+    with as_config_error("the start of the run", JournalError), importing_torch(quiet):
         from dpexp.engine.prepare import prepare
 
         count = prepare(config).request.ranks_per_host()

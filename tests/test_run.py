@@ -296,7 +296,7 @@ def test_an_interrupt_during_the_imports_prints_one_message_and_writes_nothing(d
 
 
 def test_a_signal_does_not_interrupt_the_import_of_torch(dpexp_home: Path) -> None:
-    """Raised inside, it became a RecursionError («the run cannot start»), or ended the process by SIGABRT."""
+    """Raised inside, it became a RecursionError, or ended the process by SIGABRT."""
     program = f"""
 import os, signal, sys
 class Signals:

@@ -14,7 +14,7 @@ from dpexp.commands.command_line.app import DEBUG, Exit, exit_on_error, make_app
 from dpexp.commands.command_line.config_options import check_environment, load_config, with_options
 from dpexp.commands.command_line.help_panels import OUTPUT, epilog, examples
 from dpexp.commands.command_line.output import say, show_report
-from dpexp.config.errors import Terminated, describe, startup_errors, text_of
+from dpexp.config.errors import Terminated, as_config_error, describe, text_of
 from dpexp.config.run_config import RunConfig
 from dpexp.config.strategy_options import STRATEGY_OPTIONS
 from dpexp.record.record import Record
@@ -78,7 +78,7 @@ def _preview(config: RunConfig, as_json: bool, full: bool) -> None:
     from dpexp.engine.progress import importing_torch
     from dpexp.report import plan, terminal
 
-    with startup_errors(), redirect_stdout(sys.stderr), importing_torch():
+    with as_config_error("the start of the run"), redirect_stdout(sys.stderr), importing_torch():
         from dpexp.engine.dry_run import dry_run
 
         planned = dry_run(config)
@@ -169,7 +169,7 @@ def models(
     from dpexp.report import listing, terminal
 
     del debug  # print_error uses it
-    with exit_on_error(), startup_errors(), redirect_stdout(sys.stderr):
+    with exit_on_error(), as_config_error("the start of the run"), redirect_stdout(sys.stderr):
         found: Any = inventory(name, data) if name else registry()
     sections: Any = listing.inventory_sections if name else listing.models_sections
     if as_json:

@@ -51,25 +51,17 @@ def unknown(kind: str, found: object, known: Iterable[str], where: str = "") -> 
 
 
 @contextmanager
-def as_config_error(what: str) -> Iterator[None]:
-    """Make any exception but signals a ConfigError: ``WHAT raised ValueError: … (file, line 3)``."""
+def as_config_error(what: str, *passing: type[BaseException]) -> Iterator[None]:
+    """Make any exception a ConfigError: ``WHAT raised ValueError: … (file, line 3)``.
+
+    Not signals, nor the types ``passing``.
+    """
     try:
         yield
-    except (ConfigError, KeyboardInterrupt, Terminated):
-        raise
     except BaseException as error:  # user code may raise any, such as SystemExit
-        raise ConfigError(f"{what} raised {describe(error)}") from error
-
-
-@contextmanager
-def startup_errors(*passing: type[BaseException]) -> Iterator[None]:
-    """Make whatever keeps a run from its start a ConfigError, not signals and the types ``passing``."""
-    try:
-        yield
-    except BaseException as error:
         if isinstance(error, (ConfigError, KeyboardInterrupt, Terminated, *passing)):
             raise
-        raise ConfigError(f"the run cannot start: {describe(error)}") from error
+        raise ConfigError(f"{what} raised {describe(error)}") from error
 
 
 def shortened(text: str, characters: int = _MAX_CHARACTERS, lines: int = _MAX_LINES) -> str:
@@ -87,28 +79,15 @@ def shown(value: Any) -> str:
 
 
 def text_of(error: BaseException) -> str:
-    """``str(error)`` and its notes, also of an exception whose ``__str__`` raises."""
-    try:
-        return "\n".join(filter(None, [str(error), *getattr(error, "__notes__", ())]))
-    except Exception as raised:
-        return f"(its text cannot be shown: __str__ raised {type(raised).__name__})"
+    """``str(error)`` and its notes."""
+    return "\n".join(filter(None, [str(error), *getattr(error, "__notes__", ())]))
 
 
 def describe(error: BaseException) -> str:
     """``ValueError: no such width (my/file.py, line 12)``: the exception and the line of user code."""
-    text, cause = text_of(error), error.__cause__
+    text = text_of(error)
     described = f"{type(error).__name__}: {text}" if text else type(error).__name__
-    if isinstance(error, SyntaxError):
-        return described
-    described = shortened(described, _MAX_CHARACTERS // 2, _MAX_LINES // 2)
-    if cause is None:
-        return described + _user_line(error)
-    reason = text_of(cause)
-    if reason not in text:
-        described += (
-            f", because of {type(cause).__name__}: {shortened(reason, _MAX_CHARACTERS // 4, _MAX_LINES // 4)}"
-        )
-    return described + (_user_line(error) or _user_line(cause))
+    return described if isinstance(error, SyntaxError) else shortened(described) + _user_line(error)
 
 
 def _user_line(error: BaseException) -> str:

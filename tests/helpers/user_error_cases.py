@@ -102,17 +102,6 @@ def verbose() -> nn.Module:
     raise ValueError("word " * 40_000)
 
 
-class WordlessError(Exception):
-    def __str__(self) -> str:
-        raise RuntimeError("no words")
-
-    __repr__ = __str__
-
-
-def wordless() -> nn.Module:
-    raise WordlessError
-
-
 def nothing() -> None:
     pass
 

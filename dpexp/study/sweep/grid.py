@@ -21,7 +21,7 @@ from contextlib import redirect_stdout
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from dpexp.config.errors import ConfigError, startup_errors
+from dpexp.config.errors import ConfigError, as_config_error
 from dpexp.config.run_config import RunConfig
 from dpexp.study.experiment.experiment import Experiment
 from dpexp.study.experiment.figure_kinds import Bars
@@ -125,7 +125,7 @@ def _build(config: RunConfig) -> None:
     """Build what a run of this config would begin with. Raises ConfigError."""
     from dpexp.engine.prepare import prepare
 
-    with startup_errors(), redirect_stdout(sys.stderr):
+    with as_config_error("the start of the run"), redirect_stdout(sys.stderr):
         prepare(config).release()
 
 
