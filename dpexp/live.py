@@ -93,5 +93,4 @@ def __getattr__(name: str) -> Any:
     """Raises AttributeError, as modules do: torch.compile asks every module for names of its own."""
     if name in _objects:
         return _objects[name]
-    error = gone(PREFIX + name)
-    raise AttributeError(str(error)) from error
+    raise AttributeError(str(gone(PREFIX + name)))

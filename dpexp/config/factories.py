@@ -6,7 +6,7 @@ All these options have one syntax::
     package.module:attribute          code; the current directory is searched too
     path/to/file.py:attribute         code in a file
     ...:KEY=VALUE,...                 with options: parameters of what is called, by name
-    ...:PATH,KEY=VALUE,...            short for ``path=PATH``; the path may have commas
+    ...:PATH,KEY=VALUE,...            short for ``path=PATH``
 
 Values are Python literals (``4``, ``0.5``, ``True``, ``(8,16)``); anything else is a string. Parameters that
 are annotated as numbers, truth values or texts get nothing else. A parameter whose name would be a Python
@@ -45,8 +45,6 @@ Aliases = Mapping[str, str]
 
 _CODE = re.compile(r"(.+?\.py|[A-Za-z_][\w.]*):([A-Za-z_][\w.]*)(?::(.*))?", re.DOTALL)
 _OPTION = re.compile(r"\s*([A-Za-z_]\w*)\s*=(.*)", re.DOTALL)
-_PATH = re.compile(r"(.*?)((?:,\s*[A-Za-z_]\w*\s*=[^,]*)*)", re.DOTALL)
-"""``a,b.txt,length=8``: the path, and the options at the end."""
 _TYPES = {kind.__name__: kind for kind in (bool, int, float, str)}
 """The annotations whose values are checked."""
 
@@ -74,11 +72,8 @@ class Factory:
         """The name in the module."""
         return self.target.rpartition(":")[2]
 
-    def load(self, *, objects: bool = False) -> Any:
-        """Import it, with ``objects`` also what is not callable, such as a data set.
-
-        Raises ConfigError for a missing module or name and a failing import.
-        """
+    def load(self) -> Any:
+        """Import it. Raises ConfigError for a missing module or name and a failing import."""
         try:
             found: Any = _import_file(self.module) if self.module.endswith(".py") else _import(self.module)
         except (Exception, SystemExit) as error:
@@ -87,18 +82,8 @@ class Factory:
             try:
                 found = getattr(found, part)
             except AttributeError as error:
-                raise ConfigError(f"{self.where}: {self._missing(found, part, error)}") from None
-        if not callable(found) and not objects:
-            kind = type(found).__name__
-            raise ConfigError(f"{self.where}: {self.target} is of type {kind}, not a factory to call")
+                raise ConfigError(f"{self.where}: {error}{did_you_mean(part, dir(found))}") from error
         return found
-
-    def _missing(self, holder: Any, name: str, error: AttributeError) -> str:
-        if isinstance(error.__cause__, ConfigError):  # a module of dpexp says why it has none
-            return str(error)
-        names = vars(holder)
-        public = [key for key in names if not key.startswith("_") and callable(names[key])]
-        return f"{self.module} has no '{name}'{did_you_mean(name, public)}"
 
     def call(self, loaded: Callable[..., Any], context: Mapping[str, Any] | None = None) -> Any:
         """Call what was loaded with the options, and with the values of ``context`` it has a parameter for.
@@ -143,17 +128,15 @@ class Factory:
             elif takes_others:
                 arguments[name] = value
             else:
-                raise ConfigError(self._not_taken(name.rstrip("_"), [each.rstrip("_") for each in known]))
+                key, others = name.rstrip("_"), [each.rstrip("_") for each in known]
+                raise ConfigError(
+                    f"{self._called} takes no option '{key}'; {available(others)}{did_you_mean(key, others)}"
+                )
         missing = [p.name for p in known.values() if p.default is p.empty and p.name not in arguments]
         if missing:
             example = ",".join(f"{name}=…" for name in missing)
             raise ConfigError(f"{self._called} needs {', '.join(missing)}: write {self._called}:{example}")
         return arguments
-
-    def _not_taken(self, key: str, known: list[str]) -> str:
-        if key == "path":
-            return f"{self._called} takes no path '{self.options[key]}': write KEY=VALUE,..."
-        return f"{self._called} takes no option '{key}'; {available(known)}{did_you_mean(key, known)}"
 
     @property
     def _by_parameter(self) -> dict[str, Any]:
@@ -203,17 +186,14 @@ def _options(text: str, where: str) -> dict[str, Any]:
     """The values in ``KEY=VALUE,...`` or ``PATH,KEY=VALUE,...``. Raises ConfigError."""
     options: dict[str, Any] = {}
     parts = _split(text) if text.strip() else []
-    if parts and not _OPTION.fullmatch(parts[0]) and (match := _PATH.fullmatch(text)):
-        options |= {"path": match[1]} if match[1] else {}
-        parts = _split(match[2])[1:]
+    if parts and not _OPTION.fullmatch(parts[0]):
+        options["path"] = parts.pop(0)
     for part in parts:
         match = _OPTION.fullmatch(part)
         if match is None:
             raise ConfigError(
                 f"{where}: '{part.strip()}' is not an option; write KEY=VALUE, separated by commas"
             )
-        if match[1] in options:
-            raise ConfigError(f"{where}: option '{match[1]}' is given twice")
         options[match[1]] = _literal(match[2].strip())
     return options
 
@@ -243,7 +223,7 @@ def _parameters(called: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
     """By name. A function in C has no signature and may take anything."""
     try:
         return inspect.signature(called).parameters
-    except (TypeError, ValueError):
+    except ValueError:
         return {"options": inspect.Parameter("options", inspect.Parameter.VAR_KEYWORD)}
 
 

@@ -35,7 +35,7 @@ class UserSource(Source):
 
     def __init__(self, factory: Factory) -> None:
         super().__init__(factory.where)
-        self.name, found, make = factory.target, factory.load(objects=True), None
+        self.name, found, make = factory.target, factory.load(), None
         if callable(found):
             make = partial(factory.call, found)
             found = make()
