@@ -40,10 +40,6 @@ def option(
     return dataclasses.field(default=default, metadata=metadata)
 
 
-_MAX_TEXT = 5000
-"""Characters of a text: no path of the file system is longer, nor any list of options that someone writes."""
-
-
 def option_fields(cls: type) -> list[dataclasses.Field[Any]]:
     """The fields of a config class that are command-line options, in order."""
     return [field for field in dataclasses.fields(cls) if "help" in field.metadata]
@@ -75,7 +71,7 @@ _TYPE_NAMES = {
 """Types in words for users who do not write Python."""
 
 
-def as_type(value: Any, wanted: Any, name: str, where: str = "") -> Any:
+def as_type(value: Any, wanted: Any, name: str) -> Any:
     """The value as the wanted type: an int may become a float, a list a tuple. Raises ConfigError."""
     kinds = typing.get_args(wanted) if isinstance(wanted, UnionType) else (wanted,)
     kinds = tuple(typing.get_origin(kind) or kind for kind in kinds)
@@ -86,11 +82,11 @@ def as_type(value: Any, wanted: Any, name: str, where: str = "") -> Any:
         elif isinstance(value, bool) != (kind is bool):
             continue  # a bool is also an int
         elif kind is float and isinstance(value, int):
-            return float(value) if abs(value) < 2**1023 else math.inf
+            return float(value)
         elif isinstance(value, kind):
             return value
-    prefix, names = f"{where}: " if where else "", " or ".join(_TYPE_NAMES[kind] for kind in kinds)
-    raise ConfigError(f"{prefix}'{name}' takes {names}, found {shown(value)}")
+    names = " or ".join(_TYPE_NAMES[kind] for kind in kinds)
+    raise ConfigError(f"'{name}' takes {names}, found {shown(value)}")
 
 
 def validate(config: object) -> None:
@@ -108,9 +104,6 @@ def validate(config: object) -> None:
 def _problem(value: Any, limits: Mapping[str, Any]) -> str:
     """What a value of the right type must be and is not; empty if it is."""
     low, high, choices = limits["min"], limits["max"], limits["choices"]
-    texts = value if isinstance(value, list) else (value,) if isinstance(value, str) else ()
-    if any(len(text) > _MAX_TEXT for text in texts):
-        return f"have at most {_MAX_TEXT} characters"
     if choices and value not in choices:
         return f"be one of {', '.join(filter(None, choices))}{did_you_mean(value, choices)}"
     if isinstance(value, float) and not math.isfinite(value):

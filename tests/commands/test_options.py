@@ -23,7 +23,7 @@ from dpexp.study.reproduce.reproduce import reproduce
 from dpexp.study.reproduce.worktree import _git
 
 SHORT = ("--steps", "4", "--warmup", "1", "--phase-steps", "2", "--json")
-REFUSALS = ("bad_values.py", "test_bad_values.py", "test_user_errors.py", "user_error_cases.py")
+REFUSALS = ("test_user_errors.py", "user_error_cases.py")
 """Files in which options are only refused."""
 CALLED_AS = {
     "runs": ("runs.py", "reproduce("),

@@ -2,11 +2,13 @@
 
 import dataclasses
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
 
 from dpexp.config.errors import ConfigError
+from dpexp.config.options import option_fields
 from dpexp.config.process import home
 from dpexp.config.run_config import RunConfig, known_options, option_names, options_with_role
 from dpexp.config.strategy_options import STRATEGY_OPTIONS, BlockOptions, HybridOptions
@@ -86,6 +88,22 @@ def test_bad_values_name_the_option_the_value_and_what_is_valid(
     assert str(caught.value).startswith("--config a.toml: ")
     for word in words:
         assert word in str(caught.value)
+
+
+VALUES = [None, True, -1, 2**64, 0.5, 1e300, float("nan"), float("inf"), "", "x", "\n", "x" * 9999, b"x"]
+VALUES += [[], [""], [1], ["x"], {}, {"a": 1}, object()]
+
+
+def test_every_value_of_every_option_is_taken_or_refused_in_a_short_message() -> None:
+    messages = []
+    for strategy, options in [("single", RunConfig), *STRATEGY_OPTIONS.items()]:
+        for field, value in product(option_fields(options), VALUES):
+            try:
+                RunConfig.from_dict({"strategy": strategy, field.name: value})
+            except ConfigError as error:
+                messages.append(str(error))
+    assert len(messages) > 500
+    assert max(map(len, messages)) < 500
 
 
 def test_options_of_another_strategy_and_none_are_refused() -> None:
