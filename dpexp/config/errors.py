@@ -87,7 +87,9 @@ def describe(error: BaseException) -> str:
     """``ValueError: no such width (my/file.py, line 12)``: the exception and the line of user code."""
     text = text_of(error)
     described = f"{type(error).__name__}: {text}" if text else type(error).__name__
-    return described if isinstance(error, SyntaxError) else shortened(described) + _user_line(error)
+    if isinstance(error, SyntaxError):
+        return described
+    return shortened(described, _MAX_CHARACTERS // 2, _MAX_LINES // 2) + _user_line(error)
 
 
 def _user_line(error: BaseException) -> str:
