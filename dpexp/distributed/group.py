@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed.nn.functional  # before a group exists: its functions would keep the default group
 from torch import distributed
+from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
@@ -167,22 +168,26 @@ def split(count: int, parts: int) -> list[range]:
     return [range(min(count, part * size), min(count, (part + 1) * size)) for part in range(parts)]
 
 
+def group_of(argument: Any) -> distributed.ProcessGroup | None:
+    """The process group that an argument of a collective's operator is, or names; None for any other."""
+    found: Any = None
+    if isinstance(argument, torch.ScriptObject) and "ProcessGroup" in str(argument._type()):
+        found = distributed.ProcessGroup.unbox(argument)
+    elif isinstance(argument, str) and argument in distributed_c10d._world.pg_names.values():
+        found = distributed_c10d._resolve_process_group(argument)  # type: ignore[attr-defined, arg-type]
+    return found  # type: ignore[no-any-return]
+
+
 def init_process_group(
     world: World | None, options: RankOptions | None, device: torch.device
 ) -> ProcessGroup:
     """The process group of this run after all ranks have joined; without a world it has one process.
 
-    Raises LostContact where they do not join within ``--comm-timeout``, and ConfigError where the program
-    has a process group already.
+    Raises LostContact where they do not join within ``--comm-timeout``.
     """
     if world is None:
         return ProcessGroup()
     assert options is not None
-    if distributed.is_initialized():
-        raise ConfigError(
-            "this program has a process group already, its own or that of a run that failed: "
-            "a run makes one, so call destroy_process_group before it"
-        )
     timeout = datetime.timedelta(seconds=options.comm_timeout)
     backend = "gloo"
     if device.type == "cuda":
@@ -200,7 +205,7 @@ def init_process_group(
         distributed.init_process_group(
             backend, timeout=timeout, store=addresses, rank=world.rank, world_size=world.size
         )
-    except (RuntimeError, OSError, ValueError) as error:
+    except (RuntimeError, OSError) as error:
         raise LostContact(
             f"rank {world.rank} of {world.size} on host {world.host} did not meet every other rank at "
             f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']} within {options.comm_timeout:g} s "

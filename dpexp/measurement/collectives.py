@@ -13,7 +13,6 @@ compares with copies::
 """
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
 import torch
@@ -21,6 +20,7 @@ from torch import distributed
 
 from dpexp import tensors
 from dpexp.data.batch import Batch
+from dpexp.distributed.group import group_of
 from dpexp.measurement.flops import CountingMode
 from dpexp.measurement.observe import size_of
 from dpexp.record.record import Row
@@ -99,17 +99,9 @@ def _sent(what: str, times: int, group: Any, args: Any) -> dict[int | None, floa
 
 
 def _group(args: Any) -> Any:
-    """The process group among the arguments, itself or by its name; else that of all ranks."""
-    from torch.distributed import distributed_c10d
-
-    resolve: Any = distributed_c10d._resolve_process_group  # type: ignore[attr-defined]
-    for arg in args:
-        if isinstance(arg, torch.ScriptObject) and "ProcessGroup" in str(arg._type()):
-            return distributed.ProcessGroup.unbox(arg)
-        with suppress(RuntimeError, ValueError, LookupError):  # another text, as ``sum``
-            if isinstance(arg, str):
-                return resolve(arg)
-    return distributed.group.WORLD
+    """The process group among the arguments; else that of all ranks."""
+    found = [group for group in map(group_of, args) if group is not None]
+    return found[0] if found else distributed.group.WORLD
 
 
 def counted_collectives(trainer: Trainer, batches: Mapping[int, Batch]) -> list[Row]:

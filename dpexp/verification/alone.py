@@ -10,9 +10,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import torch
 from torch import distributed
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from dpexp.distributed.group import group_of
 
 _latest: tuple[Any, Any] = (None, None)
 """The group of all ranks, and that of this rank alone."""
@@ -56,18 +57,12 @@ class _OfOneRank(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _replaced(self, func: Any, arg: Any) -> Any:
         """The argument, or the group of this rank for that of all ranks."""
-        by_name = isinstance(arg, str) and arg in distributed.distributed_c10d._world.pg_names.values()
-        if by_name:
-            group = distributed.distributed_c10d._resolve_process_group(arg)  # type: ignore[attr-defined]
-        elif isinstance(arg, torch.ScriptObject) and "ProcessGroup" in str(arg._type()):
-            group = distributed.ProcessGroup.unbox(arg)
-        else:
-            return arg
-        if group.size() == 1:
+        group = group_of(arg)
+        if group is None or group.size() == 1:
             return arg
         if group.group_name != self._world.group_name:
             raise OwnGroupError(
                 f"{func.__name__} on a process group of {group.size()} ranks, which a single device does not "
                 "have: use the default group in the model and the loss, or leave it to the layout"
             )
-        return self._single.group_name if by_name else self._single.boxed()
+        return self._single.group_name if isinstance(arg, str) else self._single.boxed()
