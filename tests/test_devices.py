@@ -190,11 +190,8 @@ assert list(map(read, every)) == before
     [
         "pass",
         "torch.set_float32_matmul_precision('high')",
-        "torch.set_float32_matmul_precision('medium')",
-        "torch.backends.cudnn.allow_tf32 = False",
         "torch.backends.cuda.matmul.allow_tf32 = True",
         "torch.backends.cuda.matmul.fp32_precision = 'tf32'",
-        "torch.backends.fp32_precision = 'tf32'",
         "torch.backends.mkldnn.matmul.fp32_precision = 'bf16'",
     ],
 )
