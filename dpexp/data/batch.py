@@ -74,9 +74,9 @@ class Batch:
         leaves = [*tensors.leaves(self.inputs, "inputs"), *tensors.leaves(self.targets, "targets")]
         found = {path: leaf for path, leaf in leaves if isinstance(leaf, torch.Tensor)}
         return {
-            path: "nested" if leaf.is_nested else str(tuple(leaf.shape))
+            path: str(tuple(leaf.shape))
             for path, leaf in found.items()
-            if not self._has_rows(leaf) and (leaf.is_nested or leaf.shape[:1] != (1,))
+            if not self._has_rows(leaf) and leaf.shape[:1] != (1,)
         }
 
     def check_rows(self, parts: int) -> None:
@@ -103,4 +103,4 @@ class Batch:
         return inputs, targets
 
     def _has_rows(self, tensor: torch.Tensor) -> bool:
-        return tensor.dim() > 0 and not tensor.is_nested and len(tensor) == self.rows
+        return tensor.dim() > 0 and len(tensor) == self.rows

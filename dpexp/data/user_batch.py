@@ -1,8 +1,7 @@
 """User batch: the inputs and targets in a batch of any form that a user's data gives.
 
 (input, target)           where the input is a tuple, its items are the model's positional arguments
-{"x": ..., "label": ...}  the target, and for each argument of the forward of that name its value, the
-                          target's too: model(**batch)
+{"x": ..., "label": ...}  model(**batch), which gets the target too if its forward has an argument of that name
 input                     a tensor without a target
 """
 
@@ -15,7 +14,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from dpexp import tensors
-from dpexp.config.errors import ConfigError, available
+from dpexp.config.errors import ConfigError
 from dpexp.data.batch import Batch
 
 TARGETS = ("labels", "label", "targets", "target", "y")
@@ -29,8 +28,8 @@ _FORMS = (
 def as_batch(values: Any, forward: inspect.Signature | None = None, what: str = "--data") -> Batch:
     """The global batch. Its rows are those of its first tensor with rows, the targets before the inputs.
 
-    Raises ConfigError, which begins with ``what``: for another form, and for a dict with a key that is
-    neither an argument of the model nor a target.
+    Raises ConfigError, which begins with ``what``: for another form, and for a dict that the model's forward
+    does not take.
     """
     targets: Any = None
     if isinstance(values, Mapping):
@@ -40,7 +39,7 @@ def as_batch(values: Any, forward: inspect.Signature | None = None, what: str = 
         inputs = tuple(first) if isinstance(first, list | tuple) else (first,)
     else:
         inputs = (values,) if isinstance(values, Tensor) else ()
-    with_rows = (each for each in tensors.walk((targets, inputs)) if each.dim() and not each.is_nested)
+    with_rows = (each for each in tensors.walk((targets, inputs)) if each.dim())
     first_tensor = next(with_rows, None)
     if first_tensor is None:
         count = f" of {len(values)}" if isinstance(values, list | tuple) else ""
@@ -59,34 +58,24 @@ def forward_signature(model: nn.Module) -> inspect.Signature | None:
 def _of_mapping(
     values: Mapping[str, Any], forward: inspect.Signature | None, what: str
 ) -> tuple[tuple[Any, ...], Any]:
-    """The positional arguments up to the last one that has a value, and the target or None.
-
-    A single input may have any name. A forward with one argument may take the dict of all inputs.
-    """
+    """The positional arguments of ``model(**batch)``, and the target or None."""
     key = next((name for name in TARGETS if name in values), None)
-    inputs, target = dict(values), values[key] if key else None
-    inputs.pop(key or "", None)
-    if not inputs:
-        raise ConfigError(f"{what}: a batch has {key or 'nothing'} alone, the target, and no input")
-    parameters = [] if forward is None else forward.parameters.values()
-    known = {each.name: each.default for each in parameters if each.kind <= each.POSITIONAL_OR_KEYWORD}
-    if not known:
+    target = values[key] if key else None
+    takes_target = forward is not None and key in forward.parameters
+    inputs = {name: value for name, value in values.items() if name != key or takes_target}
+    if forward is None:
         return tuple(inputs.values()), target
-    if not known.keys() & inputs.keys():
-        if len(inputs) == 1:
-            inputs = {next(iter(known)): next(iter(inputs.values()))}
-        elif len(known) == 1:
-            return (inputs,), target
-    if key in known:  # of a forward that computes its loss
-        inputs[key] = target
-    for name in (name for name in inputs if name not in known):
+    try:
+        bound = forward.bind(**inputs)
+    except TypeError as error:
         raise ConfigError(
-            f"{what}: a batch has '{name}', which is not an argument of the model's forward; "
-            f"{available(known)}. The target is looked for as {', '.join(TARGETS)}"
+            f"{what}: a batch has {', '.join(values)}, and the model's forward takes "
+            f"{', '.join(forward.parameters)}: {error}. The target is looked for as {', '.join(TARGETS)}"
+        ) from error
+    bound.apply_defaults()
+    if by_name := bound.kwargs.keys() & inputs.keys():
+        raise ConfigError(
+            f"{what}: the model's forward takes {', '.join(sorted(by_name))} by name only; "
+            "dpexp gives inputs by position"
         )
-    last = max([*known].index(name) for name in inputs)
-    used = dict([*known.items()][: last + 1]) | inputs
-    missing = ", ".join(name for name, value in used.items() if value is inspect.Parameter.empty)
-    if missing:
-        raise ConfigError(f"{what}: the model's forward needs {missing}, and a batch has {', '.join(inputs)}")
-    return tuple(used.values()), target
+    return bound.args, target

@@ -260,22 +260,27 @@ def test_the_keys_of_a_dict_are_arguments_of_the_forward() -> None:
     def forward(x: Any, scale: Any = 3, label: Any = None) -> None:
         """The signature of a model's."""
 
-    def of_dict(batch: Any) -> None:
-        """The signature of a model that takes the dict."""
+    def by_name(*, x: Any) -> None:
+        """The signature of a model that takes no positional argument."""
 
     def split(values: dict[str, Any], of: Any = forward) -> Any:
         batch = as_batch(values, inspect.signature(of))
         return batch.inputs, batch.targets
 
     assert split({"label": Y, "x": A}) == ((A, 3, Y), Y)
-    assert split({"features": A, "label": Y}) == ((A, 3, Y), Y)
-    assert split({"x": A, "y": Y}) == ((A,), Y)
-    assert split({"x": A}) == ((A,), None)
-    assert split({"left": A, "right": B, "y": Y}, of_dict) == (({"left": A, "right": B},), Y)
-    with pytest.raises(ConfigError, match="the model's forward needs x, and a batch has scale"):
-        split({"scale": A, "y": Y})
-    with pytest.raises(ConfigError, match="a batch has y alone, the target, and no input"):
-        split({"y": Y})
+    assert split({"x": A, "y": Y}) == ((A, 3, None), Y)
+    assert split({"x": A}) == ((A, 3, None), None)
+    for values, words in (
+        ({"scale": A, "y": Y}, "a batch has scale, y, and .* takes x, scale, label: missing .* 'x'"),
+        (
+            {"x": A, "features": B},
+            "unexpected keyword argument 'features'. The target is looked for as labels",
+        ),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            split(values)
+    with pytest.raises(ConfigError, match="takes x by name only"):
+        split({"x": A}, by_name)
 
 
 class Scaled(nn.Linear):
