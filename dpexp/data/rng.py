@@ -14,11 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dpexp.config.errors import ConfigError
-
 _T = TypeVar("_T")
-MAX_SAMPLES = 10**8
-"""The order of an epoch is in memory: 8 bytes per sample."""
 
 
 def generator(seed: int, purpose: str) -> torch.Generator:
@@ -28,11 +24,7 @@ def generator(seed: int, purpose: str) -> torch.Generator:
 
 
 def epoch_order(samples: int, seed: int, epoch: int) -> Tensor:
-    """The samples of one epoch in their order, each once. Raises ConfigError for too many."""
-    if samples > MAX_SAMPLES:
-        raise ConfigError(
-            f"--data: the data set has {samples} samples, and an epoch can have at most {MAX_SAMPLES}"
-        )
+    """The samples of one epoch in their order, each once."""
     return torch.randperm(samples, generator=generator(seed, f"order of epoch {epoch}"))
 
 
