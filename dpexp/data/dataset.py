@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import islice
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,27 +16,11 @@ from dpexp import tensors
 from dpexp.data.batch import Batch
 from dpexp.data.objective import Objective
 from dpexp.data.rng import apart, epoch_order, epoch_seed
+from dpexp.data.stream import Stream
 from dpexp.data.user_batch import as_batch
 
 DIGESTED = 10, 100
 """The digest is computed over so many batches of so many samples."""
-
-
-class Epochs(Protocol):
-    """What gives the batches of each epoch, in any form that ``as_batch`` knows."""
-
-    @property
-    def samples(self) -> int:
-        """How many samples an epoch has."""
-
-    def rows(self, batch_size: int) -> dict[int, int]:
-        """{rows: how many batches of an epoch have so many}; those of the last batch come last."""
-
-    def batches(self, batch_size: int, seed: int, epoch: int, shuffle: bool) -> Iterator[Any]:
-        """The batches of one epoch, which depend on seed and epoch only."""
-
-    def note(self, batch_size: int) -> str:
-        """What of the options is not used; empty where all is."""
 
 
 @dataclass(frozen=True)
@@ -58,10 +42,12 @@ class Samples:
         return cls(count, lambda rows: tensors.map_tensors(lambda each: each.index_select(0, rows), columns))
 
     def rows(self, batch_size: int) -> dict[int, int]:
+        """{rows: how many batches of an epoch have so many}; those of the last batch come last."""
         full, rest = divmod(self.samples, batch_size)
         return {rows: count for rows, count in ((batch_size, full), (rest, 1)) if rows and count}
 
     def batches(self, batch_size: int, seed: int, epoch: int, shuffle: bool) -> Iterator[Any]:
+        """The batches of one epoch, which depend on seed and epoch only."""
         order = epoch_order(self.samples, seed, epoch) if shuffle else None
         ends = ((at, min(at + batch_size, self.samples)) for at in range(0, self.samples, batch_size))
         numbers = (torch.arange(*each) if order is None else order[slice(*each)] for each in ends)
@@ -69,6 +55,7 @@ class Samples:
         return apart(found, epoch_seed(seed, epoch)) if self.draws else found
 
     def note(self, batch_size: int) -> str:
+        """What of the options is not used: nothing."""
         return ""
 
 
@@ -82,7 +69,7 @@ class Dataset:
     name: str
     description: str
     objective: Objective
-    epochs: Epochs
+    epochs: Samples | Stream
     test: Dataset | None = None
     forward: inspect.Signature | None = None
     dtype: torch.dtype | None = None

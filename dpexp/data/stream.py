@@ -32,7 +32,8 @@ class Stream:
         self._make, self._what = make, what
 
     def batches(self, batch_size: int, seed: int, epoch: int, shuffle: bool) -> Iterator[Any]:
-        del batch_size, shuffle  # they are the user's
+        """The batches of one epoch. Their size and their order are the user's."""
+        del batch_size, shuffle
         number = epoch_seed(seed, epoch)
         return apart(self._begun(number, epoch), number)
 
@@ -85,14 +86,17 @@ class Stream:
 
     @property
     def samples(self) -> int:
+        """How many samples an epoch has."""
         return sum(self._rows)
 
     def rows(self, batch_size: int) -> dict[int, int]:
+        """{rows: how many batches of an epoch have so many}; those of the last batch come last."""
         counts = Counter(self._rows)
         last = counts.pop(self._rows[-1])
         return {**counts, self._rows[-1]: last}
 
     def note(self, batch_size: int) -> str:
+        """What of the options is not used; empty where all is."""
         if self._rows[0] == batch_size:
             return ""
         return f"batches are those of the data, of {plural(self._rows[0], 'row')}: --batch-size is not used"
