@@ -13,19 +13,9 @@ from dpexp.data.objective import Objective
 Columns = tuple[tuple[Tensor, ...], Tensor | None]
 """Inputs and targets in memory, the samples in dimension 0."""
 
-_KIND_NAMES = {
-    "vector": "vectors of floats",
-    "image": "images",
-    "ids": "integer ids",
-    "sequence": "sequences of vectors",
-    "clicks": "dense features and ids",
-}
-
 _VIEWS: dict[tuple[str, str], Callable[[Tensor], Tensor]] = {
     ("image", "vector"): lambda images: images.flatten(1),
     ("image", "sequence"): lambda images: images.transpose(1, 2).flatten(2),  # a sequence of its rows
-    ("sequence", "vector"): lambda sequences: sequences.flatten(1),
-    ("sequence", "image"): lambda sequences: sequences.unsqueeze(1),  # one channel
 }
 """How samples of one kind (see ``Features``) become inputs of another."""
 
@@ -76,8 +66,8 @@ class Source:
         if len(inputs) == 1 and (kind, wanted) in _VIEWS:
             return (_VIEWS[kind, wanted](inputs[0]),)
         raise ConfigError(
-            f"{self.where}: the samples are {_KIND_NAMES[kind]} {self.features.shape} and the model takes "
-            f"{_KIND_NAMES.get(wanted, wanted)}: choose another model or other data"
+            f"{self.where}: the kind of the samples is {kind} {self.features.shape}, and the model takes "
+            f"{wanted}: choose another model or other data"
         )
 
 

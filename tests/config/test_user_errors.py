@@ -143,7 +143,7 @@ CASES = [
     bad("hybrid --data text:/dev/zero", "there is no file /dev/zero"),
     bad("hybrid --data text:gone.txt", "there is no file gone.txt"),
     bad("whole --data digits --model embedding",
-        "the samples are images (1, 8, 8) and the model takes integer ids"),
+        "the kind of the samples is image (1, 8, 8), and the model takes ids"),
     bad("whole --data digits --model mlp:out=3", "the data has 10 classes and the model gives 3 outputs"),
     bad("whole --data $user:one_raises --model $user:Model", "sample 37 raised FileNotFoundError",
         "user_error_cases.py, line"),

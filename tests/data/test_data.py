@@ -97,9 +97,9 @@ def test_digits_have_the_shape_that_the_model_takes() -> None:
         name: next(ready("digits", name).batches(30)).inputs[0].shape for name in ("cnn", "linear", "rnn")
     }
     assert shapes == {"cnn": (30, 1, 8, 8), "linear": (30, 64), "rnn": (30, 8, 8)}
-    with pytest.raises(ConfigError, match=r"samples are images \(1, 8, 8\) and the model takes integer ids"):
+    with pytest.raises(ConfigError, match=r"the samples is image \(1, 8, 8\), and the model takes ids"):
         ready("digits", "embedding")
-    with pytest.raises(ConfigError, match=r"sequences of vectors .* model takes dense features and ids"):
+    with pytest.raises(ConfigError, match=r"is sequence \(20, 8\), and the model takes clicks"):
         ready("sequences", "dlrm")
 
 
@@ -134,8 +134,6 @@ def test_large_file_is_mapped_and_not_read(tmp_path: Path) -> None:
     dataset = ready(f"text:{path},length=10000", "embedding")
     assert dataset.epochs.samples == ((64 << 30) - 1) // 10000
     assert next(dataset.batches(30)).inputs[0].shape == (30, 10000)
-    with pytest.raises(ConfigError, match="has 2147483647 samples, and an epoch can have at most 100000000"):
-        next(ready(f"text:{path}", "embedding").batches(30))
 
 
 # --- synthetic samples ---------------------------------------------------------------------------
