@@ -34,7 +34,7 @@ from dpexp.distributed.group import ProcessGroup
 
 
 class Objective:
-    """``loss`` replaces the model's own. ``classes``, where known, is checked against the model's outputs.
+    """``loss`` replaces the model's own. ``classes``, where known, are in the last dimension of outputs.
 
     Without a ``reduction`` it is that of a function ``loss_weight(targets)``, an attribute of the loss or
     the model, which returns what the loss divides by; without one of these, ``rows``.
@@ -94,7 +94,7 @@ class Objective:
         return loss
 
     def _fit(self, outputs: Any) -> None:
-        """Give the tensors that the loss holds the device and floating-point type of the outputs.
+        """Take a copy of the loss whose tensors have the device and floating-point type of the outputs.
 
         Under autocast, which casts by itself, they keep their type.
         """
@@ -108,7 +108,7 @@ class Objective:
             return (tensor if is_cast else tensors.cast(tensor, dtype)).to(like.device)
 
         if fits != self._fits:
-            self._loss, self._fits = _changed(self._loss, change), fits
+            self._loss, self._fits = self._copied_loss(self._model(), change), fits
 
     @property
     def without_targets(self) -> str:
@@ -134,18 +134,22 @@ class Objective:
         made = copy.copy(self)
         made._model, made._fits = self._model if model is None else weakref.ref(model), None
         if not isinstance(self._loss, FunctionType | BuiltinFunctionType | None):
-            parts, own = _parts(made._model()), _parts(self._model())
-            memo = {id(part): parts[name] for name, part in own.items() if name in parts}
-            with (
-                suppress(Exception),
-                _TensorCopies(lambda tensor: tensor.to(device)),
-            ):  # of any kind: the user's
-                made._loss = copy.deepcopy(self._loss, memo)
+            made._loss = self._copied_loss(made._model(), lambda tensor: tensor.to(device))
         return made
 
     def follow(self, other: Objective, device: torch.device) -> None:
         """Continue from what the loss of another one has kept so far."""
         self._loss, self._fits = other.of(self._model(), device)._loss, None
+
+    def _copied_loss(self, model: nn.Module | None, change: Callable[[Tensor], Tensor]) -> Any:
+        """The loss with copies of its tensors, changed, and this model for its own; itself if not copied."""
+        parts, own = _parts(model), _parts(self._model())
+        memo: dict[int, Any] = {id(part): parts[name] for name, part in own.items() if name in parts}
+        for each in self._loss.parameters() if isinstance(self._loss, nn.Module) else ():
+            memo.setdefault(id(each), nn.Parameter(change(each.detach().clone()), each.requires_grad))
+        with suppress(Exception), _TensorCopies(change):  # of any kind: the user's
+            return copy.deepcopy(self._loss, memo)
+        return self._loss
 
     # --- what shards weigh ---
 
@@ -210,22 +214,6 @@ class _TensorCopies(TorchFunctionMode):
         tensor, memo = args
         memo[id(tensor)] = self._change(tensor.detach().clone())
         return memo[id(tensor)]
-
-
-def _changed(loss: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """The loss, or where its tensors change a copy: those of modules, and arguments of a partial."""
-    if isinstance(loss, partial):
-        args, keywords = tensors.map_tensors(change, (loss.args, loss.keywords))
-        return partial(_changed(loss.func, change), *args, **keywords)
-    if not isinstance(loss, nn.Module):
-        return loss
-    attributes = [each for part in loss.modules() for each in vars(part).values() if isinstance(each, Tensor)]
-    if all(change(each) is each for each in (*loss.parameters(), *loss.buffers(), *attributes)):
-        return loss
-    with _TensorCopies(change):
-        copied = copy.deepcopy(loss)
-    copied._apply(change)  # type: ignore[no-untyped-call] # parameters, which make their copies themselves
-    return copied
 
 
 def _parts(model: nn.Module | None) -> dict[str, nn.Module | nn.Parameter]:

@@ -1,7 +1,7 @@
 """User batch: the inputs and targets in a batch of any form that a user's data gives.
 
 (input, target)           where the input is a tuple, its items are the model's positional arguments
-{"x": ..., "label": ...}  model(**batch), which gets the target too if its forward has an argument of that name
+{"x": ..., "label": ...}  model(**batch), which gets the target, too, if its forward has such an argument
 input                     a tensor without a target
 """
 
