@@ -218,7 +218,7 @@ def test_a_shape_that_cannot_be_inferred_is_asked_for(tmp_path: Path) -> None:
 
 
 def test_a_model_is_built_for_one_sample_of_the_data(tmp_path: Path) -> None:
-    source = "data = [{'features': torch.zeros(7), 'label': torch.zeros(3)} for _ in range(9)]"
+    source = "data = [{'inputs': torch.zeros(7), 'label': torch.zeros(3)} for _ in range(9)]"
     ready = prepared(tmp_path, source, model="linear", data="mine.py:data")
     assert ready.model.fc.weight.shape == (3, 7)
 
@@ -287,11 +287,10 @@ class OwnLoss(nn.Module):
         return {"loss": loss, "logits": logits}
 
 
-@pytest.mark.parametrize("name", ["ids", "features"])
-def test_a_model_that_returns_its_loss_gets_its_labels(name: str, dpexp_home: Path) -> None:
+def test_a_model_that_returns_its_loss_gets_its_labels(dpexp_home: Path) -> None:
     net, ids = OwnLoss(), torch.arange(24).reshape(4, 6) % 7
     expected = net(ids, labels=ids)["loss"].item()
-    data = [{name: ids, "labels": ids}]
+    data = [{"ids": ids, "labels": ids}]
     record = dpexp.run("single", model=net, data=data, devices="cpu", **{**SHORT, "warmup": 0, "steps": 1})
     assert record.steps["loss"][0] == pytest.approx(expected)
     assert dpexp.run("whole", model=net, data=data, virtual=2, **SHORT).verification["passed"]
