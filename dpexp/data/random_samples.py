@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dpexp.config.errors import ConfigError, as_config_error, plural
+from dpexp.config.errors import ConfigError, plural
 from dpexp.data.base import Columns, Source
 from dpexp.data.rng import generator
 from dpexp.tensors import shapes
@@ -29,9 +29,7 @@ class RandomSource(Source):
         example, name = getattr(model, "example", None), type(model).__name__
         if self.shape is not None or not callable(example):
             return self._without_targets(model, seed)
-        with as_config_error(f"{self.where}: {name}.example"):
-            returned = example(self.samples, generator(seed, "random samples"))
-        columns = self._check(returned, name)
+        columns = self._check(example(self.samples, generator(seed, "random samples")), name)
         return f"{self.samples} random samples for {name}, seed {seed}", columns, None
 
     def _without_targets(self, model: nn.Module, seed: int) -> tuple[str, Columns, None]:
@@ -81,7 +79,7 @@ class RandomSource(Source):
 
 
 def _parsed(text: str, where: str) -> tuple[int, ...]:
-    """``3x32x32``, ``(3,32,32)`` or ``5`` as numbers."""
-    if not re.fullmatch(r"\(?\s*\d{1,9}(\s*[x,]\s*\d{1,9})*,?\s*\)?", text, re.ASCII):
+    """``3x32x32`` or ``5`` as numbers."""
+    if not re.fullmatch(r"\d{1,9}(x\d{1,9})*", text, re.ASCII):
         raise ConfigError(f"{where}: shape '{text}' is not a shape: write 5, or 3x32x32")
-    return tuple(map(int, re.findall(r"\d+", text)))
+    return tuple(map(int, text.split("x")))

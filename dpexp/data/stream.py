@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
-from itertools import count, islice
+from itertools import islice
 from operator import length_hint
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
-from dpexp.config.errors import ConfigError, as_config_error, plural
+from dpexp.config.errors import ConfigError, plural
 from dpexp.data.rng import apart, epoch_seed
 from dpexp.data.user_batch import as_batch
 
@@ -38,24 +38,18 @@ class Stream:
         return apart(self._begun(number, epoch), number)
 
     def _begun(self, seed: int, epoch: int) -> Iterator[Any]:
-        with as_config_error(f"{self._what}: iterating over it"):
-            source = self._make()
-            if isinstance(source, DataLoader):
-                source._iterator = None  # persistent workers would go on with the numbers of another epoch
-            for part in _parts(source):
-                if isinstance(part, DistributedSampler) and part.num_replicas > 1:
-                    text = "splits each batch over the ranks: give all the same loader, without that sampler"
-                    raise ConfigError(f"{self._what} has a DistributedSampler, and dpexp {text}")
-                if isinstance(own := getattr(part, "generator", None), torch.Generator):
-                    own.manual_seed(seed)
-                if callable(set_epoch := getattr(part, "set_epoch", None)):
-                    set_epoch(epoch)
-            found, end = iter(source), object()
-        for number in count():
-            with as_config_error(f"{self._what}: batch {number}"):
-                each = next(found, end)
-            if each is end:
-                break
+        source, number = self._make(), 0
+        if isinstance(source, DataLoader):
+            source._iterator = None  # persistent workers would go on with the numbers of another epoch
+        for part in _parts(source):
+            if isinstance(part, DistributedSampler) and part.num_replicas > 1:
+                text = "splits each batch over the ranks: give all the same loader, without that sampler"
+                raise ConfigError(f"{self._what} has a DistributedSampler, and dpexp {text}")
+            if isinstance(own := getattr(part, "generator", None), torch.Generator):
+                own.manual_seed(seed)
+            if callable(set_epoch := getattr(part, "set_epoch", None)):
+                set_epoch(epoch)
+        for number, each in enumerate(source, 1):  # noqa: B007 # it is how many there were
             yield each
         if number != vars(self).get("_batches", number) or not number:
             raise ConfigError(

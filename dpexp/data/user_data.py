@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from dpexp import tensors
-from dpexp.config.errors import ConfigError, as_config_error, plural
+from dpexp.config.errors import ConfigError, plural
 from dpexp.config.factories import Factory
 from dpexp.config.features import Features
 from dpexp.data.base import Source, kind_of
@@ -95,8 +95,7 @@ def rows_of_batch(data: Any) -> int | None:
 def _epochs(value: Any, make: Callable[[], Any] | None, what: str) -> Samples | Stream:
     """The epochs of a part of the data; ``make`` makes it anew. Raises ConfigError for another form."""
     if _is_arrays(value):
-        with as_config_error(f"{what}: making tensors of its arrays"):
-            columns = _tensors(value)
+        columns = _tensors(value)
         if shapes := _unequal_rows(columns):
             text = "each must have the samples in dimension 0, equally many"
             raise ConfigError(f"{what} gives tensors of the shapes {shapes}: {text}")
@@ -105,11 +104,9 @@ def _epochs(value: Any, make: Callable[[], Any] | None, what: str) -> Samples | 
         return Stream(make, what)
     is_other = isinstance(value, IterableDataset | Iterator | tuple | Mapping | str)
     if hasattr(value, "__len__") and hasattr(value, "__getitem__") and not is_other:
-        with as_config_error(f"{what}: its len"):
-            count = len(value)
-        if not count:
+        if not len(value):
             raise ConfigError(f"{what} is empty")
-        return Samples(count, partial(_joined, value, what), draws=True)
+        return Samples(len(value), partial(_joined, value), draws=True)
     if isinstance(value, Iterable) and not is_other:
         return Stream(lambda: value, what)
     kind = type(value).__name__
@@ -123,14 +120,9 @@ def _epochs(value: Any, make: Callable[[], Any] | None, what: str) -> Samples | 
     )
 
 
-def _joined(dataset: Any, what: str, numbers: Tensor) -> Any:
-    """Samples of a data set as one batch. Raises ConfigError where one cannot be fetched or joined."""
-    samples = []
-    for number in numbers.tolist():
-        with as_config_error(f"{what}: sample {number}"):
-            samples.append(dataset[number])
-    with as_config_error(f"{what}: joining {plural(len(samples), 'sample')}, which must have equal shapes,"):
-        return default_collate(samples)
+def _joined(dataset: Any, numbers: Tensor) -> Any:
+    """Samples of a data set as one batch."""
+    return default_collate([dataset[number] for number in numbers.tolist()])
 
 
 def _is_train_and_test(value: Any, what: str) -> bool:

@@ -6,7 +6,7 @@ import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from dpexp.config.errors import ConfigError, describe
+from dpexp.config.errors import ConfigError
 from dpexp.config.factories import Aliases, Factory
 from dpexp.config.features import Features
 
@@ -51,12 +51,6 @@ def build(factory: Factory, features: Features | None = None) -> nn.Module:
 def _copy(model: nn.Module, factory: Factory) -> nn.Module:
     """A copy on the CPU of a module that a file or program has: a run must not change it."""
     factory.check_no_options(model)
-    try:
-        copied = copy.deepcopy(model).cpu()
-    except Exception as error:
-        raise ConfigError(
-            f"{factory.where}: the module cannot be copied ({describe(error)}), and a run must not change "
-            "it: give a function that makes it"
-        ) from error
+    copied = copy.deepcopy(model).cpu()
     copied.zero_grad()
     return copied
