@@ -221,8 +221,7 @@ def check_optimizer(choice: OptimizerChoice, model: nn.Module) -> None:
     The optimizer takes a step on small parameters, with a sparse gradient where the model has sparse tables.
     """
     where = choice.factory.where
-    if choice.factory.name != "sgd" or choice.factory.options:
-        _try(choice, torch.zeros(2, 2))
+    _try(choice, torch.zeros(2, 2))
     tables = [
         name or "the model"
         for name, part in model.named_modules()

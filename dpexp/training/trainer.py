@@ -5,14 +5,12 @@ optimizers and mixed precision. Runs train with one; verification steps two of t
 """
 
 from collections.abc import Iterable
-from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
 from dpexp import devices, tensors
-from dpexp.config.errors import listed
 from dpexp.data.batch import Batch
 from dpexp.distributed.group import ProcessGroup
 from dpexp.strategies.modules import named_buffers, named_parameters
@@ -23,8 +21,8 @@ from dpexp.training.optimizers import OptimizerFactory, full_state
 class Trainer:
     """A placed model with its loss and optimizers; without an ``optimizer`` it computes in eval mode.
 
-    ``autocast`` is the dtype of mixed precision, empty for none. ``must_train``: a step whose loss depends on
-    no parameter, or that gives no parameter a gradient, is an error.
+    ``autocast`` is the dtype of mixed precision, empty for none. ``must_train``: a step that gives no
+    parameter a gradient is an error.
     """
 
     def __init__(
@@ -36,15 +34,11 @@ class Trainer:
         group: ProcessGroup | None = None,
         must_train: bool = False,
     ) -> None:
-        self.placed, self._must_train = placed, must_train
-        self.loss = partial(_trained, loss) if must_train else loss
+        self.placed, self.loss, self._must_train = placed, loss, must_train
         self.group = group or ProcessGroup()
         self.optimizers = optimizer.of(placed) if optimizer is not None else None
         self._autocast = devices.autocast(placed.output_device, autocast)
         self._trained = [tensor for tensor in placed.module.parameters() if tensor.requires_grad]
-        self._frozen = {
-            name: each for name, each in named_parameters(placed.module).items() if not each.requires_grad
-        }
         if optimizer is None:
             placed.module.eval()
         self._update = self.update if self.optimizers is not None else None
@@ -56,20 +50,10 @@ class Trainer:
     def update(self) -> None:
         """The optimizers' step, unless they are to accumulate further gradients."""
         assert self.optimizers is not None
-        self._check_frozen()
         if self._must_train and all(parameter.grad is None for parameter in self._trained):
             raise RuntimeError("no parameter that the optimizer has got a gradient: it would train nothing")
         if self.optimizers.step():
             self.clear()
-
-    def _check_frozen(self) -> None:
-        """Raises RuntimeError where a parameter has begun to require a gradient."""
-        thawed = [name for name, parameter in self._frozen.items() if parameter.requires_grad]
-        if thawed:
-            raise RuntimeError(
-                f"{listed(thawed)}: frozen when training began, and now requiring a gradient. Optimizer and "
-                "layout were made without them and would not train them: unfreeze them before the run"
-            )
 
     def clear(self) -> None:
         """Remove all gradients; ``zero_grad`` does the same, and opens a profiler's span around it."""
@@ -123,11 +107,3 @@ class Trainer:
         """The full parameters of all ranks, on the host."""
         on_host = {name: tensor.cpu() for name, tensor in self.full_parameters().items()}
         return self.group.complete(on_host)
-
-
-def _trained(loss: Loss, outputs: Any, targets: Any) -> torch.Tensor:
-    """The loss, which must depend on a parameter where gradients are computed."""
-    value = loss(outputs, targets)
-    if torch.is_grad_enabled() and not value.requires_grad:
-        raise RuntimeError("the loss does not require grad")
-    return value

@@ -129,6 +129,7 @@ def test_an_error_names_the_option_and_the_fault(user_file: Path, text: str, wor
     [
         ("import no_such_package_at_all\n", r"No module named 'no_such_package_at_all' \(.*bad.py, line 1\)"),
         ("def make(:\n", r"SyntaxError: .*bad.py, line 1"),
+        ("raise SystemExit(3)\n", r"SystemExit: 3 \(.*bad.py, line 1\)"),
     ],
 )
 def test_a_failing_import_of_a_file_is_explained(tmp_path: Path, content: str, words: str) -> None:

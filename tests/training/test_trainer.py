@@ -55,6 +55,13 @@ def test_a_batch_that_is_tried_before_a_run_changes_nothing() -> None:
         assert torch.equal(tensor, found[1][name]), name
 
 
+def test_a_loss_that_depends_on_no_parameter_is_an_error() -> None:
+    trained, (batch, *_) = trainer()
+    trained.loss = lambda outputs, targets: (outputs.detach() - targets).square().mean()
+    with pytest.raises(RuntimeError, match="no parameter that the optimizer has got a gradient"):
+        trained.step(batch)
+
+
 @pytest.mark.parametrize("autocast", ["", "bfloat16"])
 def test_autocast_is_around_the_loss_as_it_is_around_the_forward(autocast: str) -> None:
     trained, (batch, *_) = trainer(autocast=autocast)
@@ -64,7 +71,7 @@ def test_autocast_is_around_the_loss_as_it_is_around_the_forward(autocast: str) 
         found.append((outputs.dtype, (targets @ targets.T).dtype))
         return (outputs - targets).square().mean()
 
-    trained.loss = loss  # type: ignore[assignment]
+    trained.loss = loss
     trained.step(batch)
     dtype = torch.bfloat16 if autocast else torch.float32
     assert found == [(dtype, dtype)]
