@@ -48,20 +48,6 @@ class Linear(nn.Linear):
         super().__init__(5, 2)
 
 
-class Thawed(Model):
-    """Trains its second layer, and after some steps the first one, too."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first.requires_grad_(False)
-        self.register_full_backward_hook(self.count)
-        self.left = 2
-
-    def count(self, *_: Any) -> None:
-        self.left -= 1
-        self.first.requires_grad_(self.left <= 0)
-
-
 class SparseTable(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -79,10 +65,6 @@ class SparseTable(nn.Module):
 
 def wrapped() -> nn.Module:
     return nn.DataParallel(Model())
-
-
-def scripted() -> nn.Module:
-    return torch.jit.script(Linear())  # type: ignore[no-any-return]
 
 
 def right(width: int = 3) -> nn.Module:
@@ -160,11 +142,6 @@ class LeavingForward(Model):
         sys.exit(0)
 
 
-class StoppingCopy(Model):
-    def __deepcopy__(self, memo: Any) -> Any:
-        raise Stop("no copy")
-
-
 class RaisingInReplicas(Model):
     """Raises for any batch but the full one of 30 rows and the last one of 10."""
 
@@ -217,19 +194,6 @@ class Unequal(Model):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.second(self.join(self.first(x), torch.ones(2, 4)))
-
-
-class Centered(nn.Linear):
-    """Subtracts the mean of the batch: a shard has another mean, so that no replicated layout verifies."""
-
-    def __init__(self) -> None:
-        super().__init__(5, 2)
-
-    def example(self, samples: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        return torch.randn(samples, 5, generator=generator), torch.zeros(samples, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x - x.mean(0))
 
 
 class Join(nn.Module):
