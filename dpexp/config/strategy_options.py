@@ -62,7 +62,7 @@ class RankOptions(StrategyOptions):
     comm: str = option(
         "auto",
         "Communication backend of the ranks; auto is nccl on CUDA and gloo on the CPU.",
-        choices=("auto", "gloo", "nccl"),
+        choices=("auto", "gloo"),
     )
     comm_timeout: float = option(
         60.0, "Seconds of silence after which a rank counts as lost.", min=1.0, max=1e6
