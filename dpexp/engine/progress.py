@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
-from dpexp.config.printable import printable
-
 if TYPE_CHECKING:
     from tqdm import tqdm
 
@@ -43,13 +41,6 @@ class ProgressBar(AbstractContextManager["ProgressBar"]):
             return
         self._bar.set_postfix_str(f"{step_ms:.3g} ms/step, loss {loss:.4g}", refresh=False)
         self._bar.update(steps)
-
-    def report_difference(self, text: str) -> None:
-        """Print what differs from a single device, before it takes a while to find out where that begins."""
-        self.close()
-        if not self._hidden:
-            line = f"differs from a single device: {text}; locating where"
-            print(printable(line), file=sys.stderr, flush=True)
 
     def close(self) -> None:
         """Remove the bar from the screen."""

@@ -26,13 +26,11 @@ from dpexp.record.record import Row
 from dpexp.timing import Timer
 from dpexp.training.optimizers import OptimizerChoice
 from dpexp.training.trainer import Trainer
-from dpexp.verification.compare import Difference
-from dpexp.verification.failure import Report, no_report
 from dpexp.verification.made_batches import Pieces, made_batches
 from dpexp.verification.mode import Mode
 from dpexp.verification.own_steps import FIRST, OwnSteps, Pairs
 from dpexp.verification.proof import Proof
-from dpexp.verification.result import Result, VerificationError, row_of
+from dpexp.verification.result import Result, VerificationError
 from dpexp.verification.touched_rows import UnknownIdError, large_tables, with_touched_rows
 
 UNVERIFIED = "--no-check runs it unverified"
@@ -62,7 +60,7 @@ class Verification:
             self._journal.set(verification={"checked": False, "passed": None, "note": note, **_NO_STEPS})
             return
         self._progress.begin("verify")
-        result = verify(self._prepared, self._report)
+        result = verify(self._prepared)
         self._journal.set(verification=row(result))
         if result.cause:
             note = "; ".join([*result.notes, UNVERIFIED])
@@ -95,8 +93,8 @@ class Verification:
             first = islice(prepared.endless_batches(), self._first)
             compared = [*first, *self._after(prepared.schedule.steps)]
             model, self._notes = with_touched_rows(model, compared)
-        objective, optimizer, report = prepared.data.objective, prepared.optimizer, self._report_step
-        return OwnSteps(model, objective, optimizer, prepared.dtype, prepared.autocast, report, mode)
+        objective, optimizer = prepared.data.objective, prepared.optimizer
+        return OwnSteps(model, objective, optimizer, prepared.dtype, prepared.autocast, mode)
 
     def _after(self, number: int) -> Iterator[Batch]:
         """The batches to compare after so many measured steps."""
@@ -108,21 +106,6 @@ class Verification:
         return ((batch, self._prepared.part(batch)) for batch in batches)
 
     # --- the journal ---
-
-    def _report(self, difference: Difference, text: str) -> None:
-        """Record a difference before it is located."""
-        found = {"tolerance": difference.limit, "worst": row_of(difference), "cause": text}
-        self._journal.set(verification={"checked": True, "passed": False, **found})
-        self._journal.flush()
-        self._progress.report_difference(text)
-
-    def _report_step(self, difference: Difference, text: str) -> None:
-        """The same for a step of the run."""
-        worst = {difference.kind: difference}
-        found = Result(self._prepared.dtype, worst=worst, failed=difference, cause=text)
-        self._journal.set({f"verification.{self._entry}": found.row()})
-        self._fail(text)
-        self._progress.report_difference(text)
 
     def _record(self, where: str, result: Result) -> None:
         result = replace(result, notes=[*result.notes, *self._notes])
@@ -139,25 +122,18 @@ class Verification:
             self._refuse(0.0, f"the layout has changed what every model computes: {cause}")
 
     def _refuse(self, tolerance: float, cause: str) -> NoReturn:
-        self._fail(cause)
+        self._journal.set({"verification.passed": False, "verification.cause": cause})
         raise VerificationError.of(self._prepared.strategy.name, tolerance, cause, UNVERIFIED)
 
-    def _fail(self, cause: str) -> None:
-        self._journal.set({"verification.passed": False, "verification.cause": cause})
-        self._journal.flush()
 
-
-def verify(prepared: Prepared, report: Report = no_report) -> Result:
-    """Compare the strategy with a single device, by copies; the model is not changed.
-
-    ``report`` gets what differs before it is located.
-    """
+def verify(prepared: Prepared) -> Result:
+    """Compare the strategy with a single device, by copies; the model is not changed."""
     has_mps = any(device.type == "mps" for device in prepared.selection.used)  # which has no float64
     dtype = torch.float32 if has_mps else torch.float64
     try:
-        return _compared(prepared, dtype, report)
+        return _compared(prepared, dtype)
     except UnknownIdError:  # in eval mode, the model looks up other rows
-        return _compared(prepared, dtype, report, in_full=True)
+        return _compared(prepared, dtype, in_full=True)
 
 
 def row(result: Result) -> Row:
@@ -169,7 +145,7 @@ def row(result: Result) -> Row:
     return {**found, "training_steps": result.training_steps, "unreached": unreached, **_NO_STEPS}
 
 
-def _compared(prepared: Prepared, dtype: torch.dtype, report: Report, in_full: bool = False) -> Result:
+def _compared(prepared: Prepared, dtype: torch.dtype, in_full: bool = False) -> Result:
     """The result of a proof, with notes about what of the model it is given for."""
     compared, model, notes = batches(prepared), prepared.model, list[str]()
     group, used = prepared.group, prepared.selection.used
@@ -188,7 +164,6 @@ def _compared(prepared: Prepared, dtype: torch.dtype, report: Report, in_full: b
         dtype,
         made,
         pieces,
-        report,
     )
     result = proof.result()
     return replace(result, notes=[*result.notes, *notes, *filter(None, [prepared.note])])

@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TypeAlias
 
 from dpexp.data.batch import Batch
 from dpexp.verification.compare import Difference, Tensors
 from dpexp.verification.recorder import Step
-
-Report: TypeAlias = Callable[[Difference, str], object]
-"""Gets a difference, and what differs in words, before anything else is computed for it."""
-
-
-def no_report(difference: Difference, text: str) -> None:
-    """Nobody waits for it."""
 
 
 @dataclass

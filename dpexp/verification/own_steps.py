@@ -20,7 +20,7 @@ from dpexp.verification.alone import OwnGroupError
 from dpexp.verification.chunks import Chunks
 from dpexp.verification.compare import Limits
 from dpexp.verification.diagnosis.locate import Locator
-from dpexp.verification.failure import Failure, NotComparableError, Report, SingleDeviceError, no_report
+from dpexp.verification.failure import Failure, NotComparableError, SingleDeviceError
 from dpexp.verification.judge import Judge
 from dpexp.verification.mode import OTHER_NUMBERS, Mode, draws, has_batch_norm
 from dpexp.verification.model_copy import copied
@@ -55,15 +55,9 @@ class OwnSteps:
         optimizer: OptimizerFactory | None,
         dtype: torch.dtype,
         autocast: str = "",
-        report: Report = no_report,
         compared: Mode | None = None,
     ) -> None:
-        self._objective, self._optimizer, self._report, self._compared = (
-            objective,
-            optimizer,
-            report,
-            compared,
-        )
+        self._objective, self._optimizer, self._compared = objective, optimizer, compared
         self._dtype, self._autocast = dtype, autocast
         self._copy, self._rows = copied(model, dtype).train(optimizer is not None), touched_rows(model)
         self.note = ""
@@ -125,7 +119,7 @@ class OwnSteps:
                     self.note = f"not compared: a single device does not compute it: {raised.cause}"
                 else:
                     if failure:
-                        locator = Locator(self._take, failure, self._copy, self._report)
+                        locator = Locator(self._take, failure, self._copy)
                         return self._result(failure, failure.text or locator.message())
                     continue
             self._take.layout.step(part)

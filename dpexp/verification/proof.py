@@ -32,7 +32,7 @@ from dpexp.verification.alone import OwnGroupError
 from dpexp.verification.chunks import Chunks
 from dpexp.verification.compare import Difference, Limits
 from dpexp.verification.diagnosis.locate import Locator
-from dpexp.verification.failure import Failure, Report, SingleDeviceError, no_report
+from dpexp.verification.failure import Failure, SingleDeviceError
 from dpexp.verification.gathered_outputs import gathered_outputs, scalars_of_replicas
 from dpexp.verification.judge import Judge
 from dpexp.verification.late import LateCollectives, delays_of
@@ -60,7 +60,7 @@ class Proof:
     """``optimizer`` makes the optimizer of some parameters; without one only forwards are compared.
 
     ``made`` are batches to step after those of the run, which a layout splits into ``pieces``. Neither the
-    model nor the random state of the host is changed. ``report`` gets what differs before it is located.
+    model nor the random state of the host is changed.
     """
 
     model: nn.Module
@@ -72,7 +72,6 @@ class Proof:
     dtype: torch.dtype = torch.float64
     made: Sequence[Made] = ()
     pieces: Pieces = field(default_factory=Pieces)
-    report: Report = no_report
 
     def result(self) -> Result:
         """Compare; every rank must call this, and gets the same result.
@@ -327,7 +326,7 @@ class Proof:
     ) -> Result:
         take, cause = self._take, ""
         if failure is not None:
-            located = failure.text or Locator(take, failure, self.model, self.report).message()
+            located = failure.text or Locator(take, failure, self.model).message()
             cause = f"in training mode, {located}" if training else located
         worst, trains = take.judge.of_all_ranks(), self.optimizer is not None
         if trains and not cause and steps + training and not self._unreached.trained:

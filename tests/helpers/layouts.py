@@ -1,6 +1,5 @@
 """Layouts of Blocks as users write them, and some that are refused, for ``--layout layouts.py:NAME``."""
 
-import os
 from typing import Any
 
 import torch
@@ -69,29 +68,3 @@ def added(model: Any, devices: Any) -> nn.Module:
 def cut(model: Any, devices: Any) -> nn.Module:
     model.block1.weight = nn.Parameter(model.block1.weight[:10])
     return model  # type: ignore[no-any-return]
-
-
-# --- layouts that are wrong ---
-
-
-class EndsTheProcess(torch.Tensor):
-    """Whoever asks whether it is a DTensor, as the diagnosis of a module does, ends the process."""
-
-    @property
-    def placements(self) -> Any:
-        os._exit(9)
-
-
-class Ending(nn.Linear):
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        return (super().forward(inputs) / 2).as_subclass(EndsTheProcess)
-
-
-class Continuing(nn.Linear):
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        return super().forward(inputs.as_subclass(torch.Tensor))
-
-
-def ends_when_located(model: Any, devices: list[torch.device]) -> nn.Module:
-    model.block1.__class__, model.block2.__class__ = Ending, Continuing
-    return model

@@ -106,16 +106,6 @@ def test_a_wrong_layout_fails_and_is_located(layout: str, mesh: str, where: str)
     assert where in done.stderr
 
 
-def test_a_difference_is_printed_and_recorded_before_it_is_located(dpexp_home: Path) -> None:
-    done = custom("ends_when_located", "--virtual", "2")
-    assert done.returncode == 9
-    assert "differs from a single device: step 1 (10 rows): outputs differ by " in done.stderr
-    (journal,) = dpexp_home.glob("runs/*/journal.jsonl")
-    found = Record.load(journal.parent).verification
-    assert (found["passed"], found["worst"]["kind"]) == (False, "outputs")
-    assert found["cause"].startswith("step 1 (10 rows): outputs differ by ")
-
-
 def test_a_layout_over_devices_is_one_process() -> None:
     options = {"layout": f"{LAYOUTS}:two_devices"}
     prepared = prepare(RunConfig("custom", virtual=2, options=options))

@@ -18,7 +18,7 @@ from dpexp.verification.diagnosis import patterns
 from dpexp.verification.diagnosis.agreement import Agreement
 from dpexp.verification.diagnosis.gradients import FirstGradient
 from dpexp.verification.diagnosis.modules import FirstModule
-from dpexp.verification.failure import Failure, Report, no_report
+from dpexp.verification.failure import Failure
 from dpexp.verification.take import Take
 
 OF_OPTIMIZER = ("parameters", "updates", "optimizer")
@@ -28,18 +28,17 @@ OF_OPTIMIZER = ("parameters", "updates", "optimizer")
 class Locator:
     """Every rank must make one and call ``message``; all get the same text."""
 
-    def __init__(self, sides: Take, failure: Failure, model: nn.Module, report: Report = no_report) -> None:
-        self.sides, self.failure, self.model, self._report = sides, failure, model, report
+    def __init__(self, sides: Take, failure: Failure, model: nn.Module) -> None:
+        self.sides, self.failure, self.model = sides, failure, model
         self.group, self.limits = sides.group, sides.judge.limits
         self._ranks = Agreement(sides.group)
 
     def message(self) -> str:
         """One message: what differs in which step, the first module, the first parameter, and the pattern.
 
-        The difference is reported first. An error while it is located is a part of the message.
+        An error while the difference is located is a part of the message.
         """
         failed, start = self.failure.worst, self._difference()
-        self._report(failed, start)
         if failed.kind in ("buffers", *OF_OPTIMIZER):
             return ": ".join(filter(None, (start, self._ranks.text_of("the reason", self._of_tensor))))
         module = FirstModule(self.sides, self.failure, self._ranks)
