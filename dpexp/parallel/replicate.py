@@ -24,22 +24,22 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from dpexp.devices import non_blocking_to, physical
+from dpexp.devices import non_blocking_to
 from dpexp.parallel.scatter_gather import DeviceId, to_device
 
 _M = TypeVar("_M", bound=nn.Module)
 
 
 def replicate(module: _M, devices: Sequence[DeviceId], detach: bool = False) -> list[_M]:
-    """A replica of the module for each device; the first aliases it. With ``detach`` no gradients flow back.
+    """A replica of the module, which is on the first device, for each device; the first aliases it.
 
-    Raises PyTorch's error for lazy parameters that no batch has initialized.
+    With ``detach`` no gradients flow back.
     """
     parts, tensors = list(module.modules()), [*module.parameters(), *module.buffers()]
-    first, *others = map(to_device, devices)
+    others = [to_device(device) for device in devices[1:]]
     sources = [tensor.detach() for tensor in tensors] if detach else tensors
     of_others = Copies.apply(others, *sources)  # type: ignore[no-untyped-call]
-    copies = iter([*(_first(tensor, first) for tensor in sources), *of_others])
+    copies = iter([*map(_alias, sources), *of_others])
     replicas: list[dict[int, Any]] = [{id(part): _shell(part) for part in parts} for _ in devices]
     for new in replicas:
         new |= {id(tensor): next(copies) for tensor in tensors}
@@ -48,10 +48,8 @@ def replicate(module: _M, devices: Sequence[DeviceId], detach: bool = False) -> 
     return [new[id(module)] for new in replicas]
 
 
-def _first(tensor: torch.Tensor, device: torch.device) -> Any:
-    """The tensor of replica 0: an alias, or a copy where the module is on another device."""
-    if tensor.device != physical(device):
-        return Copies.apply([device], tensor)[0]  # type: ignore[no-untyped-call]
+def _alias(tensor: torch.Tensor) -> torch.Tensor:
+    """The same numbers, without the tensor's own ``grad``."""
     # unlike view_as, aten.alias takes a sparse gradient back
     return torch.ops.aten.alias.default(tensor) if tensor.requires_grad else tensor.detach()
 

@@ -27,24 +27,13 @@ DeviceId = int | str | torch.device
 
 
 def to_device(device: DeviceId) -> torch.device:
-    """The ``torch.device``. An int is the index of an accelerator, -1 the host, as in torch.nn.parallel.
-
-    Raises ValueError for an index on a machine without an accelerator: virtual devices have no int.
-    """
+    """The ``torch.device``. An int is the index of an accelerator, -1 the host, as in torch.nn.parallel."""
     if device == -1:
         return HOST
-    if not isinstance(device, int):
-        device = torch.device(device)
-        if device.type in ("cpu", "meta") or device.index is not None:
-            return device
-        return torch.device(device.type, torch.accelerator.current_device_index())
-    kind = torch.accelerator.current_accelerator(check_available=True)
-    if kind is None:
-        raise ValueError(
-            f"device {device} is the index of an accelerator, and this machine has none: "
-            f"torch.device('cpu', {device}) is virtual device {device} (dpexp.devices.virtual(n) makes n)"
-        )
-    return torch.device(kind.type, device)
+    found = torch.device(device)
+    if found.type in ("cpu", "meta") or found.index is not None:
+        return found
+    return torch.device(found.type, torch.accelerator.current_device_index())
 
 
 def chunk_sizes(batch_size: int, count: int) -> list[int]:

@@ -20,7 +20,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
@@ -114,26 +113,20 @@ class Placed:
 
     def _moved(self, value: Any, device: torch.device) -> Any:
         """``value`` on the device; what a batch holds is on the host."""
-        if device in self._on_host:
+        if devices.physical(device) == HOST:
             return value
         with self.timer.phase("transfer", device):
             return devices.move(value, device)
 
-    @cached_property
-    def _on_host(self) -> frozenset[torch.device]:
-        """The devices that are the host, or emulated on it."""
-        used = (self.input_device, self.output_device, *self.devices)
-        return frozenset(device for device in used if devices.physical(device) == HOST)
-
     @property
     def is_on_host(self) -> bool:
         """Whether all devices that compute are the host, or emulated on it."""
-        return self._on_host.issuperset(self.devices)
+        return all(devices.physical(device) == HOST for device in self.devices)
 
     @property
     def outputs_on_host(self) -> bool:
         """Whether outputs and loss are in the host's memory, so that reading them waits for nothing."""
-        return self.output_device in self._on_host
+        return devices.physical(self.output_device) == HOST
 
 
 class GradientSync:

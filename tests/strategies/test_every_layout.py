@@ -14,9 +14,7 @@ from dpexp.config.run_config import RunConfig
 from dpexp.config.strategy_options import STRATEGY_OPTIONS
 from dpexp.engine.prepare import prepare
 from dpexp.engine.verify import verify
-from dpexp.measurement.step_profile import StepProfile
 from dpexp.models.registry import MODELS
-from dpexp.timing import Timer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 CONFIG = ROOT / "experiments" / "equivalence" / "config.py"
@@ -89,32 +87,6 @@ def test_every_model_verifies_under_every_strategy(model: str, strategy: str) ->
 @pytest.mark.parametrize(("model", "data"), OTHER_DATA)
 def test_every_source_verifies_with_the_models_that_take_it(model: str, data: str, strategy: str) -> None:
     assert verdict(strategy, model, data) == "verified"
-
-
-@pytest.mark.parametrize("model", sorted(MODELS))
-def test_a_model_has_the_same_work_under_every_strategy(model: str) -> None:
-    """And a step of it can be observed under each, with nothing left of it."""
-    found = {strategy: observed(strategy, model) for strategy in LAYOUTS}
-    assert all(profile.note == "" for profile in found.values())
-    assert len({str(profile.work()["flops"]) for profile in found.values()}) == 1
-    used = {strategy: {row["device"] for row in profile.memory()} for strategy, profile in found.items()}
-    assert used["whole"] == {"cpu:0", "cpu:1", "cpu:2"} == used["functional"]
-
-
-def observed(strategy: str, model: str) -> StepProfile:
-    """The profile of the second step of a model, whose parts the strategy takes as in the table."""
-    given = option(strategy, model)
-    config = {"strategy": strategy, "model": model, "virtual": 1 if strategy == "single" else 3}
-    prepared = prepare(
-        RunConfig.from_dict(config | ({given[0]: (given[1],)} if given else {})), one_batch=False
-    )
-    timer = Timer(prepared.selection.used)
-    placed = prepared.strategy.place(prepared.model, prepared.selection.used, timer)
-    trainer = prepared.trainer(placed)
-    trainer.take_steps([list(prepared.batches(0))[-1]])
-    profile = StepProfile(trainer, prepared.data.objective.tokens)
-    profile.take(next(prepared.batches(0)))
-    return profile
 
 
 def test_docs_have_this_table() -> None:

@@ -3,13 +3,10 @@
 import pytest
 import sharded_in_ranks
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from in_ranks import in_ranks
 from torch import nn
 
 from dpexp.config.errors import ConfigError
-from dpexp.distributed.group import split
 from dpexp.strategies.row_shards import check_shardable
 
 HELPER = sharded_in_ranks.__file__
@@ -40,14 +37,6 @@ def test_shards_train_as_a_single_device_and_send_what_a_rank_asks_for(ranks: in
         assert (ids, vectors_back, gradients) == (8 * count, 32 * count, 32 * count)
         assert gradients_back == vectors
     assert sum(row["sent"][2] for row in found["lookup"]) == 32 * sum(asked)
-
-
-@given(st.integers(1, 40), st.integers(1, 9))
-def test_every_row_of_a_table_has_one_rank(rows: int, ranks: int) -> None:
-    shards = split(rows, ranks)
-    assert len(shards) == ranks
-    assert [row for shard in shards for row in shard] == list(range(rows))
-    assert max(map(len, shards)) <= -(-rows // ranks)
 
 
 class Scaled(nn.Embedding):
