@@ -30,27 +30,22 @@ MODELS: Aliases = {
 def build(factory: Factory, features: Features | None = None) -> nn.Module:
     """The model on the CPU in float32; the same weights for the same ``torch.manual_seed`` before it.
 
-    Options that are not given come from ``features``, as the attribute ``from_data`` of the class says. A
-    factory with a parameter ``data_features`` gets all of them. Raises ConfigError for a factory that cannot
-    be imported, takes no such option, raises, or returns no ``nn.Module``. A module is copied.
+    Options that are not given come from ``features``, as the attribute ``from_data`` of the class says.
+    Raises ConfigError for a factory that cannot be imported, takes no such option, raises, or returns no
+    ``nn.Module``. A module is copied.
     """
     from torch import nn
 
     found = factory.load()
-    if isinstance(found, nn.Module):
-        return _copy(found, factory)
+    if isinstance(found, nn.Module):  # of a file or a program: a run must not change it
+        factory.check_no_options(found)
+        copied = copy.deepcopy(found).cpu()
+        copied.zero_grad()
+        return copied
     decided = {option: getattr(features, name, None) for option, name in getattr(found, "from_data", ())}
     options = {key: value for key, value in decided.items() if value is not None} | {**factory.options}
-    model = replace(factory, options=options).call(found, {"data_features": features})
+    model = replace(factory, options=options).call(found)
     if not isinstance(model, nn.Module):
         kind = f"the class {model.__name__} (call it)" if isinstance(model, type) else type(model).__name__
         raise ConfigError(f"{factory.where}: {factory.target} returned {kind}, not a torch.nn.Module")
     return model
-
-
-def _copy(model: nn.Module, factory: Factory) -> nn.Module:
-    """A copy on the CPU of a module that a file or program has: a run must not change it."""
-    factory.check_no_options(model)
-    copied = copy.deepcopy(model).cpu()
-    copied.zero_grad()
-    return copied

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from dpexp.config.errors import ConfigError, plural
 from dpexp.config.features import PADDING
 
 
@@ -134,18 +133,11 @@ class Transformer(SequenceModel):
         stepwise: bool = True,
     ) -> None:
         super().__init__(in_, vocabulary, length, stepwise)
-        if dim % heads:
-            raise ConfigError(f"dim={dim} cannot be split among heads={heads}: choose a multiple")
         self.embedding: nn.Module = nn.Embedding(vocabulary, dim) if vocabulary else nn.Linear(in_, dim)
         self.encoder = Encoder(length, dim, heads, depth, causal=stepwise)
         self.head = nn.Linear(dim, out)
 
     def forward(self, sequences: Tensor, lengths: Tensor | None = None) -> Tensor:
-        if sequences.shape[1] > self.length:
-            steps = sequences.shape[1]
-            raise ValueError(
-                f"sequences of {plural(steps, 'step')}, but positions for {self.length}: length={steps}"
-            )
         states = self.encoder(self.embedding(sequences), lengths)
         return self.head(states if self.stepwise else masked_mean(states, lengths))
 
