@@ -46,7 +46,7 @@ class Source:
         objective = self.objective(model)
 
         def part(columns: Columns, test: Dataset | None) -> Dataset:
-            samples = Samples.of((self.view_for(model, columns[0]), columns[1]))
+            samples = Samples.of((self.view_for(model, columns[0]), columns[1]), self.where)
             return Dataset(self.name, description, objective, samples, test)
 
         return part(train, part(test, None) if test is not None else None)
@@ -69,10 +69,3 @@ class Source:
             f"{self.where}: the kind of the samples is {kind} {self.features.shape}, and the model takes "
             f"{wanted}: choose another model or other data"
         )
-
-
-def kind_of(inputs: Tensor) -> str | None:
-    """The kind (see ``Features``) of inputs ``(samples, ...)``, where type and dimensions show it."""
-    if not inputs.is_floating_point():
-        return "ids" if inputs.dim() <= 2 else None
-    return {2: "vector", 3: "sequence", 4: "image"}.get(inputs.dim())

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from dpexp import tensors
+from dpexp.config.errors import ConfigError
 from dpexp.data.batch import Batch
 from dpexp.data.objective import Objective
-from dpexp.data.rng import apart, epoch_order, epoch_seed
+from dpexp.data.rng import apart, epoch_seed, generator
 from dpexp.data.stream import Stream
 from dpexp.data.user_batch import as_batch
 
@@ -35,8 +36,11 @@ class Samples:
     draws: bool = False
 
     @classmethod
-    def of(cls, columns: Any) -> Samples:
-        """Those of a pytree of tensors with the samples in dimension 0."""
+    def of(cls, columns: Any, what: str) -> Samples:
+        """Those of a pytree of tensors with the samples in dimension 0. Raises ConfigError for others."""
+        if shapes := unequal_rows(columns):
+            text = "each must have the samples in dimension 0, equally many"
+            raise ConfigError(f"{what} gives tensors of the shapes {shapes}: {text}")
         count = len(next(tensors.walk(columns)))
         # ``tensor[indices]`` would wake all intra-op threads for a small batch, for twice the time
         return cls(count, lambda rows: tensors.map_tensors(lambda each: each.index_select(0, rows), columns))
@@ -48,7 +52,8 @@ class Samples:
 
     def batches(self, batch_size: int, seed: int, epoch: int, shuffle: bool) -> Iterator[Any]:
         """The batches of one epoch, which depend on seed and epoch only."""
-        order = epoch_order(self.samples, seed, epoch) if shuffle else None
+        rng = generator(seed, f"order of epoch {epoch}")
+        order = torch.randperm(self.samples, generator=rng) if shuffle else None
         ends = ((at, min(at + batch_size, self.samples)) for at in range(0, self.samples, batch_size))
         numbers = (torch.arange(*each) if order is None else order[slice(*each)] for each in ends)
         found = map(self.fetch, numbers)
@@ -103,3 +108,10 @@ class Dataset:
                 yield torch.tensor(self.epochs.samples)
 
         return tensors.digest(digested())
+
+
+def unequal_rows(values: Any) -> str:
+    """The shapes of the tensors, unless all have equally many rows in dimension 0."""
+    shapes = [tuple(tensor.shape) for tensor in tensors.walk(values)]
+    is_equal = len({shape[:1] for shape in shapes}) == 1 and () not in shapes
+    return "" if is_equal else ", ".join(map(str, shapes)) or "none"

@@ -21,6 +21,11 @@ NO_LOSS = (
     "loss(outputs, targets)"
 )
 """The end of the error for outputs and targets without a loss."""
+NO_TARGETS = (
+    "the data has no targets: without --loss, the loss is the mean of the squared outputs, or what the "
+    "forward returns"
+)
+"""The note of a run whose data has none."""
 
 
 def logits(outputs: Any) -> Tensor:

@@ -110,14 +110,6 @@ class Objective:
         if fits != self._fits:
             self._loss, self._fits = self._copied_loss(self._model(), change), fits
 
-    @property
-    def without_targets(self) -> str:
-        """What the loss is where the data has no targets."""
-        squares = "the mean of the squared outputs, or what the forward returns; --loss names another"
-        return (
-            f"the data has no targets: the loss is {squares if self._loss is None else 'that of the outputs'}"
-        )
-
     def accuracy(self, outputs: Any, targets: Any) -> float | None:
         """From 0 to 1; None for floating-point targets, unless the model has its own accuracy."""
         if callable(self._accuracy):

@@ -1,15 +1,14 @@
 """Random samples: made by the model's own ``example``, or of a shape, given or that its first layer takes."""
 
 import re
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from dpexp.config.errors import ConfigError, plural
 from dpexp.data.base import Columns, Source
+from dpexp.data.losses import NO_TARGETS
 from dpexp.data.rng import generator
-from dpexp.tensors import shapes
 
 _FIRST = (nn.Linear, nn.Embedding, nn.EmbeddingBag, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.LSTM, nn.GRU, nn.RNN)
 """Layers that say something about their inputs."""
@@ -29,7 +28,8 @@ class RandomSource(Source):
         example, name = getattr(model, "example", None), type(model).__name__
         if self.shape is not None or not callable(example):
             return self._without_targets(model, seed)
-        columns = self._check(example(self.samples, generator(seed, "random samples")), name)
+        inputs, targets = example(self.samples, generator(seed, "random samples"))
+        columns = inputs if isinstance(inputs, tuple) else (inputs,), targets
         return f"{self.samples} random samples for {name}, seed {seed}", columns, None
 
     def _without_targets(self, model: nn.Module, seed: int) -> tuple[str, Columns, None]:
@@ -45,7 +45,7 @@ class RandomSource(Source):
             inputs, kind = torch.randn(self.samples, *shape, generator=rng), "numbers"
         origin = "" if self.shape is not None else f", as its first layer {name or 'itself'} takes"
         made = f"random {kind} of shape {shape}{origin}"
-        self.note = f"{made}; {self.objective(model).without_targets}"
+        self.note = f"{made}; {NO_TARGETS}"
         return f"{plural(self.samples, 'sample')}, {made}, seed {seed}", ((inputs,), None), None
 
     def _inferred(self, name: str, layer: nn.Module | None) -> tuple[int, ...]:
@@ -63,18 +63,6 @@ class RandomSource(Source):
             f"{self.where}: {found} which shape a sample has. Give it, as --data random:shape=3x32x32, add a "
             "method example(samples, generator) to the model that returns (inputs, targets), or choose other "
             "data, as --data digits or --data package.module:factory"
-        )
-
-    def _check(self, returned: Any, name: str) -> Columns:
-        if isinstance(returned, tuple) and len(returned) == 2:
-            inputs = returned[0] if isinstance(returned[0], tuple) else (returned[0],)
-            tensors = (*inputs, returned[1])
-            if all(isinstance(item, Tensor) and item.shape[:1] == (self.samples,) for item in tensors):
-                return inputs, returned[1]
-        raise ConfigError(
-            f"{self.where}: {name}.example must return (inputs, targets), tensors or a tuple of tensors, "
-            f"each with {plural(self.samples, 'row')}; "
-            f"found {type(returned).__name__} with tensors {shapes(returned)}"
         )
 
 

@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from torch import Tensor
 
 _T = TypeVar("_T")
 
@@ -21,11 +20,6 @@ def generator(seed: int, purpose: str) -> torch.Generator:
     """A CPU generator for one purpose; those of different purposes and seeds are independent."""
     digest = hashlib.sha256(f"{purpose}/{seed}".encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
-
-
-def epoch_order(samples: int, seed: int, epoch: int) -> Tensor:
-    """The samples of one epoch in their order, each once."""
-    return torch.randperm(samples, generator=generator(seed, f"order of epoch {epoch}"))
 
 
 def epoch_seed(seed: int, epoch: int) -> int:

@@ -20,8 +20,9 @@ from dpexp import tensors
 from dpexp.config.errors import ConfigError, plural
 from dpexp.config.factories import Factory
 from dpexp.config.features import Features
-from dpexp.data.base import Source, kind_of
-from dpexp.data.dataset import Dataset, Samples
+from dpexp.data.base import Source
+from dpexp.data.dataset import Dataset, Samples, unequal_rows
+from dpexp.data.losses import NO_TARGETS
 from dpexp.data.stream import Stream
 from dpexp.data.user_batch import as_batch, forward_signature
 
@@ -50,7 +51,7 @@ class UserSource(Source):
 
     def dataset(self, model: nn.Module, seed: int) -> Dataset:
         objective, forward = self.objective(model), forward_signature(model)
-        self.note = objective.without_targets if self.first.targets is None else ""
+        self.note = NO_TARGETS if self.first.targets is None else ""
 
         def part(name: str, epochs: Samples | Stream, test: Dataset | None = None) -> Dataset:
             description = f"{name}: {plural(epochs.samples, 'sample')}"
@@ -61,18 +62,22 @@ class UserSource(Source):
 
     def _features(self) -> Features | None:
         """Those of a sample, where it has one input of a known kind."""
-        inputs, targets = self.first.inputs, self.first.targets
-        kind = kind_of(inputs[0]) if len(inputs) == 1 and isinstance(inputs[0], Tensor) else None
+        (inputs, *others), targets = self.first.inputs, self.first.targets
+        if others or not isinstance(inputs, Tensor):
+            return None
+        kinds = (
+            {2: "vector", 3: "sequence", 4: "image"} if inputs.is_floating_point() else {1: "ids", 2: "ids"}
+        )
         is_regression = isinstance(targets, Tensor) and targets.is_floating_point() and targets.dim() == 2
-        values = targets.shape[1] if is_regression else None
-        return None if kind is None else Features(kind, tuple(inputs[0].shape[1:]), targets=values)
+        values, kind = targets.shape[1] if is_regression else None, kinds.get(inputs.dim())
+        return None if kind is None else Features(kind, tuple(inputs.shape[1:]), targets=values)
 
 
 class OwnBatches:
     """A list of batches, each a copy every time: a model may write to its inputs. Raises ConfigError."""
 
     def __init__(self, batches: list[Any]) -> None:
-        if batches and (shapes := _unequal_rows(batches[0])):
+        if batches and (shapes := unequal_rows(batches[0])):
             raise ConfigError(
                 f"data: batch 0 has tensors of the shapes {shapes}. A list holds batches, with equally many "
                 "rows in dimension 0 of each tensor; give single samples as a torch.utils.data.Dataset"
@@ -95,11 +100,7 @@ def rows_of_batch(data: Any) -> int | None:
 def _epochs(value: Any, make: Callable[[], Any] | None, what: str) -> Samples | Stream:
     """The epochs of a part of the data; ``make`` makes it anew. Raises ConfigError for another form."""
     if _is_arrays(value):
-        columns = _tensors(value)
-        if shapes := _unequal_rows(columns):
-            text = "each must have the samples in dimension 0, equally many"
-            raise ConfigError(f"{what} gives tensors of the shapes {shapes}: {text}")
-        return Samples.of(columns)
+        return Samples.of(_tensors(value), what)
     if isinstance(value, Iterator) and make is not None:
         return Stream(make, what)
     is_other = isinstance(value, IterableDataset | Iterator | tuple | Mapping | str)
@@ -158,10 +159,3 @@ def _tensors(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: torch.as_tensor(each) for key, each in value.items()}
     return torch.as_tensor(value)
-
-
-def _unequal_rows(values: Any) -> str:
-    """The shapes of the tensors, unless all have equally many rows in dimension 0."""
-    shapes = [tuple(tensor.shape) for tensor in tensors.walk(values)]
-    is_equal = len({shape[:1] for shape in shapes}) == 1 and () not in shapes
-    return "" if is_equal else ", ".join(map(str, shapes)) or "none"

@@ -123,7 +123,7 @@ CASES = [
         "stack expects each tensor to be"),
     bad("whole --data $user:stream --model $user:Model", "gives a Stream; it must give tensors (x, y)"),
     bad("whole --data $user:empty --model $user:Model", "is empty"),
-    bad("whole --model $user:ShortExample", "with 100 rows; found tuple with tensors [[100, 5], [99, 2]]"),
+    bad("whole --model $user:ShortExample", "gives tensors of the shapes (100, 5), (99, 2): each must have"),
     bad("whole --loss $user:vector_loss", "the loss must be a scalar tensor", "found shape (30,)"),
     bad("whole --loss $user:raising_loss", "the loss does not take", "AssertionError: no targets ("),
     bad("whole --accumulate 2 --loss $user:root_loss", "it is not a mean over rows", "--batch-size 60"),

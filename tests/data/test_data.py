@@ -118,7 +118,7 @@ def test_split_of_digits_does_not_depend_on_the_seed() -> None:
 
 def test_target_of_each_byte_is_the_next_byte(tmp_path: Path) -> None:
     (tmp_path / "book.txt").write_bytes(bytes(range(256)))
-    dataset = ready(f"text:{tmp_path / 'book.txt'},length=5", "embedding")
+    dataset = ready(f"text:length=5,path={tmp_path / 'book.txt'}", "embedding")
     assert dataset.epochs.samples == 51
     batch = next(dataset.batches(51, shuffle=False))
     assert batch.inputs[0].tolist()[:2] == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
@@ -131,7 +131,7 @@ def test_large_file_is_mapped_and_not_read(tmp_path: Path) -> None:
     path = tmp_path / "huge.txt"
     with open(path, "wb") as file:
         file.truncate(64 << 30)  # sparse: 64 GiB that use no disk space
-    dataset = ready(f"text:{path},length=10000", "embedding")
+    dataset = ready(f"text:length=10000,path={path}", "embedding")
     assert dataset.epochs.samples == ((64 << 30) - 1) // 10000
     assert next(dataset.batches(30)).inputs[0].shape == (30, 10000)
 
