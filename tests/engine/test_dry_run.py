@@ -197,19 +197,6 @@ def test_a_layout_that_mixes_devices_is_refused_with_both_devices_and_the_line(
     assert set(named) <= set(re.findall(r"\b(?:cpu|cuda)(?::\d)?", message))
 
 
-class Attention(Model):
-    def forward(self, x: Tensor) -> Tensor:
-        q, k = self.first(x)[:, None], self.second(x)[:, None]
-        return nn.functional.scaled_dot_product_attention(q, k, k)[:, 0]
-
-
-def test_devices_that_meet_in_attention_are_a_mixed_layout() -> None:
-    """Its message names the devices of three tensors; on real batches, on the CPU, nothing would fail."""
-    options = {"place": ["first=cpu:0", "second=cpu:1"]}
-    with pytest.raises(PlacementError, match=r"mixes devices cpu:[01] and cpu:[01] at test_dry_run\.py"):
-        dry_run(RunConfig("place", model=f"{__file__}:Attention", virtual=2, options=options))
-
-
 class Rotary(nn.Module):
     def __init__(self, buffer: bool) -> None:
         super().__init__()
