@@ -80,11 +80,11 @@ def restarts_left() -> int:
 
 @dataclass(frozen=True)
 class Member:
-    """One rank of a process group, its host, and its process there; 0 if that is not known."""
+    """One rank of a process group, its host, and its process there."""
 
     rank: int
     host: str
-    pid: int = 0
+    pid: int
 
     def __str__(self) -> str:
         return f"rank {self.rank} on host {self.host}"
@@ -93,7 +93,7 @@ class Member:
         """Whether it is a process of this host that has ended."""
         import psutil
 
-        if not self.pid or self.host != platform.node():
+        if self.host != platform.node():
             return False
         try:
             return bool(psutil.Process(self.pid).status() == psutil.STATUS_ZOMBIE)

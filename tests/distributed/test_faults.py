@@ -12,7 +12,7 @@ from dpexp.distributed import faults
 from dpexp.distributed.faults import Faults, LostContact, PeerError
 from dpexp.distributed.world import Member
 
-MEMBERS = (Member(0, "a"), Member(1, "a"), Member(2, "b"))
+MEMBERS = (Member(0, "a", 7), Member(1, "a", 8), Member(2, "b", 7))
 BROKEN = RuntimeError("[gloo] Connection closed by peer")
 
 
