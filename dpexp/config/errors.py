@@ -10,9 +10,6 @@ from typing import Any, TypeVar
 
 from dpexp.config.process import ROOT
 
-_PACKAGE = ROOT / "dpexp"
-_STANDARD_LIBRARY = Path(traceback.__file__).parent
-_LIBRARIES = ("site-packages", "dist-packages", "importlib")
 _MAX_CHARACTERS, _MAX_LINES = 2000, 15
 _MAX_NAME = 100
 
@@ -96,10 +93,9 @@ def _user_line(error: BaseException) -> str:
     """The innermost line that belongs neither to dpexp nor to a library; empty if there is none."""
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         path = Path(frame.filename)
-        is_library = any(part in frame.filename for part in _LIBRARIES) or not path.is_file()
-        is_library |= _STANDARD_LIBRARY in path.parents
-        is_ours = _PACKAGE in path.resolve().parents or path.parent.name == "scripts" or path.name == "dpexp"
-        if not is_library and not is_ours:
+        is_library = "/lib/python" in frame.filename or not path.is_file()
+        is_ours = not {ROOT / "dpexp", ROOT / "scripts"}.isdisjoint(path.resolve().parents)
+        if not is_library and not is_ours and path.name != "dpexp":  # the installed command
             return f" ({frame.filename}, line {frame.lineno})"
     return ""
 

@@ -10,8 +10,6 @@ A run compiles modules and no optimizer. PyTorch's own classes stay as they are.
 
 import functools
 import inspect
-from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch.optim import Optimizer
@@ -24,14 +22,5 @@ NOT_TRACED = ("add_param_group", "load_state_dict", "state_dict", "zero_grad")
 def eager(kind: type[Optimizer]) -> type[Optimizer]:
     """A subclass of the same name that computes the same; hooks on its steps work as before."""
     methods = {name: inspect.unwrap(getattr(kind, name)) for name in NOT_TRACED}
-    step = _without_gradients(inspect.unwrap(kind.step))  # its first instance adds hooks and profiler
+    step = torch.no_grad()(inspect.unwrap(kind.step))  # its first instance adds hooks and profiler
     return type(kind.__name__, (kind,), methods | {"step": step, "__doc__": kind.__doc__})
-
-
-def _without_gradients(step: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(step)
-    def call(optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
-        with torch.set_grad_enabled(optimizer.defaults.get("differentiable", False)):
-            return step(optimizer, *args, **kwargs)
-
-    return call

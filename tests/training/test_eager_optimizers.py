@@ -87,11 +87,3 @@ def test_hooks_run_once_a_step_and_pytorchs_own_class_stays() -> None:
     assert weight.tolist() == [0.5, 0.5]
     assert (type(optimizer).__name__, isinstance(optimizer, torch.optim.SGD)) == ("SGD", True)
     assert torch.optim.SGD.step is step
-
-
-def test_a_differentiable_step_keeps_its_graph() -> None:
-    weight = torch.ones(2, requires_grad=True).clone()
-    optimizer = eager(torch.optim.SGD)([weight], lr=0.5, differentiable=True)
-    weight.grad = torch.ones(2, requires_grad=True)
-    optimizer.step()
-    assert weight.grad_fn is not None
