@@ -9,13 +9,10 @@ import math
 import typing
 from collections.abc import Mapping
 from types import NoneType, UnionType
-from typing import Any, Literal
+from typing import Any
 
 from dpexp.config import names
 from dpexp.config.errors import ConfigError, did_you_mean, shown
-
-Role = Literal["run", "delivery", "label"]
-"""What an option decides: the run itself; whether MLflow gets it; under which names."""
 
 
 def option(
@@ -27,7 +24,6 @@ def option(
     choices: tuple[str, ...] = (),
     metavar: str | None = None,
     flag: str | None = None,
-    role: Role = "run",
     is_name: bool = False,
 ) -> Any:
     """A dataclass field that is also a command-line option.
@@ -36,7 +32,7 @@ def option(
     the help; ``is_name`` marks the name of a run or an experiment.
     """
     limits = {"min": min, "max": max, "choices": choices, "is_name": is_name}
-    metadata = {"help": help, "metavar": metavar, "flag": flag, "role": role, **limits}
+    metadata = {"help": help, "metavar": metavar, "flag": flag, **limits}
     return dataclasses.field(default=default, metadata=metadata)
 
 

@@ -15,9 +15,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from dpexp.config.errors import ConfigError, unknown
-from dpexp.config.options import Role, option, option_fields, to_json, validate
+from dpexp.config.options import option, option_fields, to_json, validate
 from dpexp.config.strategy_options import STRATEGY_OPTIONS, StrategyOptions
 
+FILING = frozenset({"track", "track_timeout", "experiment", "run_name"})
+"""The options that say where a run is kept, and under which names; they change nothing of it."""
 DTYPES = ("float32", "float64", "bfloat16", "float16")
 MAX_VIRTUAL = 128
 """The most virtual devices: PyTorch keeps the number of a device in 8 bits, with a sign."""
@@ -118,14 +120,12 @@ class RunConfig:
         choices=("auto", "torch", "portable"),
     )
     check: bool = option(True, "Verify against a single device before measuring.", flag="--check/--no-check")
-    track: bool = option(True, "Deliver the run to MLflow.", flag="--track/--no-track", role="delivery")
+    track: bool = option(True, "Deliver the run to MLflow.", flag="--track/--no-track")
     track_timeout: float = option(
-        10.0, "Seconds to wait for the last delivery after the run.", min=0.0, max=1e6, role="delivery"
+        10.0, "Seconds to wait for the last delivery after the run.", min=0.0, max=1e6
     )
-    experiment: str = option("dpexp", "MLflow experiment.", role="label", is_name=True)
-    run_name: str = option(
-        "", "Name of the run. Default: strategy, model and devices.", role="label", is_name=True
-    )
+    experiment: str = option("dpexp", "MLflow experiment.", is_name=True)
+    run_name: str = option("", "Name of the run. Default: strategy, model and devices.", is_name=True)
     options: StrategyOptions = dataclasses.field(default_factory=dict)  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
@@ -196,10 +196,3 @@ def known_options(recorded: Mapping[str, Any]) -> dict[str, Any]:
 def option_names(strategy: str) -> list[str]:
     """The names of all options of a strategy."""
     return [field.name for cls in (RunConfig, STRATEGY_OPTIONS[strategy]) for field in option_fields(cls)]
-
-
-def options_with_role(*roles: Role) -> frozenset[str]:
-    """The names of the options, of any strategy, that have one of the roles."""
-    classes: tuple[type, ...] = (RunConfig, *STRATEGY_OPTIONS.values())
-    fields = [field for cls in classes for field in option_fields(cls)]
-    return frozenset(field.name for field in fields if field.metadata["role"] in roles)

@@ -6,7 +6,7 @@ from typing import Any
 from dpexp.config.errors import ConfigError, plural
 from dpexp.config.options import flag_name, option_fields
 from dpexp.config.process import command
-from dpexp.config.run_config import RunConfig, known_options, options_with_role
+from dpexp.config.run_config import FILING, RunConfig, known_options
 from dpexp.config.strategy_options import STRATEGY_OPTIONS
 from dpexp.live import live_options
 from dpexp.record.record import Record
@@ -52,10 +52,9 @@ def command_of(record: Record) -> str:
         return shlex.join(["python", *record.environment.get("argv", [])])
     words = [*command("run").split(), config.strategy]
     chosen = config.to_dict()
-    left_out = options_with_role("delivery", "label")
     for cls in (RunConfig, STRATEGY_OPTIONS[config.strategy]):
         for field in option_fields(cls):
-            if field.name not in left_out and chosen.get(field.name) != usual.get(field.name):
+            if field.name not in FILING and chosen.get(field.name) != usual.get(field.name):
                 words += _option(field.name, field.metadata["flag"], chosen[field.name])
     return shlex.join(words)
 

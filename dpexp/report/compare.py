@@ -17,7 +17,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dpexp.config.run_config import known_options, options_with_role
+from dpexp.config.run_config import FILING, known_options
 from dpexp.config.strategy_options import REFERENCE
 from dpexp.record.batches import without_host
 from dpexp.record.figures import Figure
@@ -31,7 +31,7 @@ from dpexp.report.layout import accelerator_names
 
 WORK = {"model": "model", "data": "data", "batch_size": "batch size", "dtype": "dtype", "eval": "eval"}
 """{config key: how it reads}: the work of a run, with the contents of its files."""
-FILING = options_with_role("delivery", "label") | {"seed"}
+OF_REPEATS = FILING | {"seed"}
 """Config keys that don't make another config: runs that differ in them only are repeats."""
 
 
@@ -53,7 +53,7 @@ def group_key(record: Record) -> GroupKey:
 
 def config_key(record: Record) -> str:
     """Config and files as text, without the options that only file the run: equal for repeats."""
-    kept = {key: value for key, value in known_options(record.config).items() if key not in FILING}
+    kept = {key: value for key, value in known_options(record.config).items() if key not in OF_REPEATS}
     return json.dumps([kept, record.files], sort_keys=True)
 
 

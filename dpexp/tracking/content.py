@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 from dpexp.config.options import default_values
 from dpexp.config.printable import printable
-from dpexp.config.run_config import options_with_role
+from dpexp.config.run_config import FILING
 from dpexp.config.strategy_options import STRATEGY_OPTIONS
 from dpexp.record.figures import At, figures, rounded
 from dpexp.record.record import Record, Row
@@ -95,7 +95,6 @@ def params(record: Record) -> dict[str, str]:
     Without names and delivery, which are not of the computation, and without options at their default that
     strategies share, as those of ranks.
     """
-    left_out = options_with_role("label", "delivery")
     options = STRATEGY_OPTIONS.get(record.strategy)
     shared = options.__mro__[1:] if options is not None else ()
     defaults = {
@@ -104,7 +103,7 @@ def params(record: Record) -> dict[str, str]:
     return {
         key: _text(value)
         for key, value in record.config.items()
-        if key not in left_out and not (key in defaults and defaults[key] == value)
+        if key not in FILING and not (key in defaults and defaults[key] == value)
     }
 
 

@@ -10,7 +10,7 @@ import pytest
 from dpexp.config.errors import ConfigError
 from dpexp.config.options import option_fields
 from dpexp.config.process import home
-from dpexp.config.run_config import RunConfig, known_options, option_names, options_with_role
+from dpexp.config.run_config import FILING, RunConfig, known_options, option_names
 from dpexp.config.strategy_options import STRATEGY_OPTIONS, BlockOptions, HybridOptions
 
 
@@ -54,11 +54,8 @@ def test_renamed_devices_keep_the_other_options() -> None:
     assert options.with_devices({"cuda:1": "cpu:1"}) == replace(options, place=("block2=cpu:1",))
 
 
-def test_every_option_has_one_role() -> None:
-    assert options_with_role("delivery") == {"track", "track_timeout"}
-    assert options_with_role("label") == {"experiment", "run_name"}
-    every = {name for strategy in STRATEGY_OPTIONS for name in option_names(strategy)}
-    assert options_with_role("run") == every - options_with_role("delivery", "label")
+def test_the_options_that_file_a_run_are_options() -> None:
+    assert set(option_names("single")) >= FILING
 
 
 @pytest.mark.parametrize(

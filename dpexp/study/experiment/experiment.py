@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from dpexp.config.errors import ConfigError, did_you_mean, shortened
-from dpexp.config.run_config import RunConfig, known_options, options_with_role
+from dpexp.config.run_config import FILING, RunConfig, known_options
 from dpexp.config.strategy_options import REFERENCE
 from dpexp.record.record import Row
 from dpexp.study import MOST_REPEATS
@@ -123,7 +123,7 @@ class Experiment:
             return []
         run = self.runs[cell]
         wanted, defaults = run.to_dict(), RunConfig(run.strategy).to_dict()
-        keys = (wanted.keys() | known_options(recorded).keys()) - options_with_role("label", "delivery")
+        keys = (wanted.keys() | known_options(recorded).keys()) - FILING
         return sorted(key for key in keys if wanted.get(key) != recorded.get(key, defaults.get(key)))
 
     def cells_matching(self, pattern: str) -> list[str]:
