@@ -5,7 +5,7 @@ DeviceRequest      one process    all that it names
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import cycle, islice
 
 import torch
@@ -95,13 +95,14 @@ class DeviceRequest:
         """The devices of this process: the one of a rank, or all that the request names.
 
         A rank on the CPU uses ``cpu:<rank>``. Before its ranks are started, and in a dry run, a launched
-        strategy gets the device of the first one. Raises ConfigError where options and world contradict each
-        other.
+        strategy gets the device of the first one. Raises ConfigError for a strategy without ranks in a world,
+        and where devices are too few.
         """
         if world is None and self.options.launch_options is None:
             selection = self.select()
             if self.options.uses_one_device:
                 self._check_one(selection.used)
+                return replace(selection, used=selection.used[:1])
             return selection
         if world is not None and not isinstance(self.options, RankOptions):
             raise ConfigError(
@@ -109,15 +110,9 @@ class DeviceRequest:
                 f"{world.size}: start it without torchrun"
             )
         requested = (f"{self.virtual} virtual" if self.virtual is not None else self.devices,)
-        count, found = self._per_host()
+        _, found = self._per_host()
         if world is None:
             return DeviceSelection(requested, found[:1] or tuple(devices.virtual(1)))
-        if count not in (None, world.local_size):
-            raise ConfigError(
-                f"--{'virtual' if self.virtual else 'devices'} asks for {plural(count, 'rank')} per host and "
-                f"torchrun started {world.local_size} on this one: give the same number, or leave the option "
-                "out"
-            )
         if not found:
             return DeviceSelection(requested, (devices.virtual(world.size)[world.rank],))
         if len(found) < world.local_size:
