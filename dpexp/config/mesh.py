@@ -1,4 +1,4 @@
-"""Mesh: names, sizes and roles of the dimensions along which the ranks of a run are laid out.
+"""Mesh: names and sizes of the dimensions along which the ranks of a run are laid out.
 
 --mesh dp=2,tp=2      rank   0  1  2  3      the last dimension varies fastest, as in init_device_mesh
                       dp     0  0  1  1      its ranks split the rows of a batch
@@ -9,18 +9,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
 
 from dpexp.config.errors import ConfigError, shown
-
-MeshRole = Literal["rows", "parameters", "stages"]
-"""What the ranks along a dimension split: the rows of a batch, parameters, or the model into stages."""
-
-ROLES: Mapping[str, MeshRole] = {"dp": "rows", "pp": "stages"}
-"""The role of a dimension by how its name begins; of any other it is ``parameters``."""
 
 _SIZE = re.compile(r"[1-9]\d{0,3}", re.ASCII)
 
@@ -33,9 +25,9 @@ class Dimension:
     size: int
 
     @property
-    def role(self) -> MeshRole:
-        """What the ranks along it split."""
-        return next((role for prefix, role in ROLES.items() if self.name.startswith(prefix)), "parameters")
+    def splits_rows(self) -> bool:
+        """Whether the ranks along it split the rows of a batch; along any other they compute the same."""
+        return self.name.startswith("dp")
 
 
 @dataclass(frozen=True)
@@ -95,4 +87,4 @@ class Mesh:
 
     @property
     def _of_rows(self) -> tuple[Dimension, ...]:
-        return tuple(dimension for dimension in self.dimensions if dimension.role == "rows")
+        return tuple(dimension for dimension in self.dimensions if dimension.splits_rows)

@@ -223,7 +223,7 @@ def full_output(tensor: Any) -> torch.Tensor:
         from dpexp.distributed.world import dimensions_of
 
         kept = [
-            placement if dimension.role == "rows" else Replicate()
+            placement if dimension.splits_rows else Replicate()
             for dimension, placement in zip(dimensions_of(tensor.device_mesh), tensor.placements, strict=True)
         ]
         tensor = tensor.redistribute(placements=kept).to_local()

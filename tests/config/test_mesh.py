@@ -1,4 +1,4 @@
-"""The mesh of ranks: read once from its text, with the role of each dimension."""
+"""The mesh of ranks: read once from its text, with the dimensions that split rows."""
 
 import pytest
 import torch
@@ -25,7 +25,7 @@ def test_dimensions_named_dp_split_the_rows() -> None:
         options.mesh_of(4)
 
 
-def test_the_name_of_a_dimension_says_what_its_ranks_split() -> None:
+def test_the_name_of_a_dimension_says_whether_its_ranks_split_rows() -> None:
     mesh = Mesh.parse("pp=2, dp = 3,tp=2,ep=1")
     assert [(each.name, each.size) for each in mesh.dimensions] == [
         ("pp", 2),
@@ -33,7 +33,7 @@ def test_the_name_of_a_dimension_says_what_its_ranks_split() -> None:
         ("tp", 2),
         ("ep", 1),
     ]
-    assert [each.role for each in mesh.dimensions] == ["stages", "rows", "parameters", "parameters"]
+    assert [each.splits_rows for each in mesh.dimensions] == [False, True, False, False]
     assert mesh.size == 12
 
 
