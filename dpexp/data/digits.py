@@ -4,13 +4,20 @@ Source: E. Alpaydin, C. Kaynak, "Optical Recognition of Handwritten Digits", UCI
 Repository, 1998 (its test part).
 """
 
+from collections.abc import Callable
+
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from dpexp.config.features import Features
 from dpexp.data.base import Columns, Source
 from dpexp.data.rng import generator
 
+_VIEWS: dict[str, Callable[[Tensor], Tensor]] = {
+    "vector": lambda images: images.flatten(1),
+    "sequence": lambda images: images.transpose(1, 2).flatten(2),  # of its rows
+}
+"""Images as a model takes them that has such an ``input_kind``; others take them as they are."""
 TRAIN = 1437
 """Images to train on; the other 360 are held out. The split does not depend on the run's seed."""
 
@@ -27,6 +34,8 @@ class DigitsSource(Source):
         bundled = load_digits()
         images = torch.tensor(bundled.images, dtype=torch.float32).unsqueeze(1) / 6 - 0.81
         digits = torch.tensor(bundled.target, dtype=torch.int64)
+        if view := _VIEWS.get(getattr(model, "input_kind", "")):
+            images = view(images)
         order = torch.randperm(len(digits), generator=generator(0, "digits: training and test images"))
         train, test = order[:TRAIN], order[TRAIN:]
         description = f"handwritten digits, {TRAIN} images of 8 x 8 to train and {len(test)} to test"

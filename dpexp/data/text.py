@@ -35,7 +35,6 @@ class TextSource(Source):
         self.features = Features("ids", (length,), classes=BYTES, vocabulary=BYTES, stepwise=True)
 
     def dataset(self, model: nn.Module, seed: int) -> Dataset:
-        self.view_for(model)
         text = np.memmap(self.path, dtype=np.uint8, mode="r")
         description = f"{plural(len(text), 'byte')} of {self.path}, {self.length} per sample"
         samples = Samples((len(text) - 1) // self.length, partial(windows, text, self.length))

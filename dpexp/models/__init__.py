@@ -3,7 +3,7 @@
 A model is called with its inputs as positional arguments, the batch in dimension 0 of every tensor. A user's
 class needs nothing else. These attributes are optional:
 
-    input_kind                    the kind of its inputs (see ``Features``), to which a data source adapts
+    input_kind                    how it takes the images of ``digits``: "vector", or "sequence" of their rows
     from_data                     pairs (option, property of ``Features``) that the data decides
     example(samples, generator)   ``(inputs, targets)`` for ``--data random``; inputs: a tensor or a tuple
     loss(outputs, targets)        a scalar, the mean over the rows of nothing but the two; without it,

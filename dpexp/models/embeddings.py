@@ -12,7 +12,6 @@ class EmbeddingLinear(nn.Module):
     (1000 x 10, then 10 -> 10 there).
     """
 
-    input_kind = "ids"
     from_data = (("rows", "vocabulary"), ("out", "outputs"))
 
     def __init__(self, rows: int = 1000, dim: int = 10, out: int = 10) -> None:
@@ -44,7 +43,6 @@ class DLRM(nn.Module):
     recommendation systems", 2019.
     """
 
-    input_kind = "clicks"
     from_data = (("dense", "width"), ("tables", "tables"), ("rows", "vocabulary"))
 
     def __init__(

@@ -10,7 +10,6 @@ PRESENT, ABSENT, DOWN_WEIGHT = 0.9, 0.1, 0.5  # m+, m- and lambda of the paper's
 class ImageModel(nn.Module):
     """Takes images ``(batch, channels, size, size)``, and returns a number for each of ``out`` classes."""
 
-    input_kind = "image"
     from_data = (("channels", "channels"), ("size", "size"), ("out", "outputs"))
 
     def __init__(self, channels: int, size: int, out: int) -> None:

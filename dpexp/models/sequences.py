@@ -20,6 +20,7 @@ class SequenceModel(nn.Module):
     """
 
     head: nn.Linear
+    input_kind = "sequence"
     from_data = (
         *(("in", "step_width"), ("out", "outputs")),
         *((name, name) for name in ("vocabulary", "length", "stepwise")),
@@ -27,7 +28,6 @@ class SequenceModel(nn.Module):
 
     def __init__(self, width: int, vocabulary: int, length: int, stepwise: bool) -> None:
         super().__init__()
-        self.input_kind = "ids" if vocabulary else "sequence"
         self.width, self.vocabulary, self.length, self.stepwise = width, vocabulary, length, stepwise
 
     def example(self, samples: int, generator: torch.Generator) -> tuple[tuple[Tensor, Tensor], Tensor]:

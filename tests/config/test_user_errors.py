@@ -114,7 +114,7 @@ CASES = [
         files={"short.txt": b"brief"}),
     bad("hybrid --data text:/dev/zero", "there is no file /dev/zero"),
     bad("whole --data digits --model embedding",
-        "the kind of the samples is image (1, 8, 8), and the model takes ids"),
+        "the model does not fit the data: module 'embedding' (Embedding(1000, 10)) got (30, 1, 8, 8)"),
     bad("whole --data $user:one_raises --model $user:Model", "FileNotFoundError: image 37 is gone (",
         "user_error_cases.py, line"),
     bad("whole --model $user:RaisingExample", "the start of the run raised OSError: no samples today ("),

@@ -12,7 +12,6 @@ import torch
 from command_lines import HELPERS, ROOT
 from torch import Tensor
 
-from dpexp.config.errors import ConfigError
 from dpexp.data.batch import Batch
 from dpexp.data.dataset import Dataset
 from dpexp.data.synthetic import power_law
@@ -97,10 +96,6 @@ def test_digits_have_the_shape_that_the_model_takes() -> None:
         name: next(ready("digits", name).batches(30)).inputs[0].shape for name in ("cnn", "linear", "rnn")
     }
     assert shapes == {"cnn": (30, 1, 8, 8), "linear": (30, 64), "rnn": (30, 8, 8)}
-    with pytest.raises(ConfigError, match=r"the samples is image \(1, 8, 8\), and the model takes ids"):
-        ready("digits", "embedding")
-    with pytest.raises(ConfigError, match=r"is sequence \(20, 8\), and the model takes clicks"):
-        ready("sequences", "dlrm")
 
 
 def test_split_of_digits_does_not_depend_on_the_seed() -> None:

@@ -226,7 +226,6 @@ def test_sequence_models_take_ids_if_there_is_a_vocabulary() -> None:
     features = Features("ids", (16,), classes=256, vocabulary=256, stepwise=True)
     for name in SEQUENCE_MODELS:
         model = built(name, features)
-        assert model.input_kind == "ids"
         assert model(torch.zeros(2, 16, dtype=torch.int64)).shape == (2, 16, 256)
 
 
