@@ -26,6 +26,9 @@ from dpexp.data.losses import NO_TARGETS
 from dpexp.data.stream import Stream
 from dpexp.data.user_batch import as_batch, forward_signature
 
+_FLOATS, _INTEGERS = {2: "vector", 3: "sequence", 4: "image"}, {1: "ids", 2: "ids"}
+"""The kinds of inputs (see ``Features``) by their dimensions."""
+
 
 class UserSource(Source):
     """What the name stands for, or what that returns.
@@ -62,15 +65,13 @@ class UserSource(Source):
 
     def _features(self) -> Features | None:
         """Those of a sample, where it has one input of a known kind."""
-        (inputs, *others), targets = self.first.inputs, self.first.targets
-        if others or not isinstance(inputs, Tensor):
+        inputs, targets = self.first.inputs, self.first.targets
+        if len(inputs) != 1 or not isinstance(inputs[0], Tensor):
             return None
-        kinds = (
-            {2: "vector", 3: "sequence", 4: "image"} if inputs.is_floating_point() else {1: "ids", 2: "ids"}
-        )
+        kinds = _FLOATS if inputs[0].is_floating_point() else _INTEGERS
         is_regression = isinstance(targets, Tensor) and targets.is_floating_point() and targets.dim() == 2
-        values, kind = targets.shape[1] if is_regression else None, kinds.get(inputs.dim())
-        return None if kind is None else Features(kind, tuple(inputs.shape[1:]), targets=values)
+        values, kind = targets.shape[1] if is_regression else None, kinds.get(inputs[0].dim())
+        return None if kind is None else Features(kind, tuple(inputs[0].shape[1:]), targets=values)
 
 
 class OwnBatches:
