@@ -22,10 +22,6 @@ def examples() -> list[list[str]]:
     return [each[2:] for each in words if ".py:" in " ".join(each)]
 
 
-def test_docs_show_user_models_in_every_kind_of_layout() -> None:
-    assert {words[0] for words in examples()} == {"models", "whole", "block", "hybrid", "place", "ddp"}
-
-
 def test_random_data_of_the_docs_is_the_same_on_every_rank_and_in_every_run(
     command_lines: CommandLines, dpexp_home: Path, tmp_path: Path
 ) -> None:
