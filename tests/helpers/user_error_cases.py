@@ -196,6 +196,19 @@ class Unequal(Model):
         return self.second(self.join(self.first(x), torch.ones(2, 4)))
 
 
+class Centered(nn.Linear):
+    """Subtracts the mean of the batch: a shard has another mean, so that no replicated layout verifies."""
+
+    def __init__(self) -> None:
+        super().__init__(5, 2)
+
+    def example(self, samples: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        return torch.randn(samples, 5, generator=generator), torch.zeros(samples, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x - x.mean(0))
+
+
 class Join(nn.Module):
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         return x * y.mean(0)
