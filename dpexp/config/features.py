@@ -55,10 +55,10 @@ class Features:
 
     @property
     def channels(self) -> int | None:
-        """Channels of an image; a sequence is an image with one channel."""
-        return {"image": self.shape[:1], "sequence": (1,)}.get(self.kind, (None,))[0]
+        """Channels of an image."""
+        return self.shape[0] if self.kind == "image" else None
 
     @property
     def size(self) -> int | None:
         """Height of an image in pixels."""
-        return self.shape[-2] if self.kind in ("image", "sequence") else None
+        return self.shape[-2] if self.kind == "image" else None
