@@ -114,6 +114,8 @@ def lay_out(
         )
     _check_step(placed)
     module = placed.module
+    for sharded in _sharded(module):
+        sharded.reshard()  # it may have computed already
     check_sync_batch_norm(module, devices[0])
     placed.module, placed.shards = FullOutputs(module, devices[0]), CustomShards(module, shapes)
     placed.input_device = placed.output_device = devices[0]
