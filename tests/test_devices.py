@@ -87,9 +87,18 @@ def test_missing_devices_are_refused_and_present_ones_listed(requested: str, wor
         assert word in str(caught.value)
 
 
-def test_a_strategy_of_one_process_is_refused_in_a_rank() -> None:
-    with pytest.raises(ConfigError, match="single is one process, and this is rank 1 of 2"):
-        request("single").of_rank(World(1, 2, 1, 2))
+@pytest.mark.parametrize(
+    ("strategy", "devices", "message"),
+    [
+        ("ddp", "3", "asks for 3 ranks per host and torchrun started 2 on this one"),
+        ("single", "auto", "single is one process, and this is rank 1 of 2"),
+    ],
+)
+def test_options_that_the_world_of_a_rank_contradicts_are_refused(
+    strategy: str, devices: str, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        request(strategy, devices).of_rank(World(1, 2, 1, 2))
 
 
 def test_a_strategy_of_one_device_uses_the_first_of_several(monkeypatch: pytest.MonkeyPatch) -> None:

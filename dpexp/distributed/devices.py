@@ -95,8 +95,8 @@ class DeviceRequest:
         """The devices of this process: the one of a rank, or all that the request names.
 
         A rank on the CPU uses ``cpu:<rank>``. Before its ranks are started, and in a dry run, a launched
-        strategy gets the device of the first one. Raises ConfigError for a strategy without ranks in a world,
-        and where devices are too few.
+        strategy gets the device of the first one. Raises ConfigError where options and world contradict each
+        other.
         """
         if world is None and self.options.launch_options is None:
             selection = self.select()
@@ -110,9 +110,15 @@ class DeviceRequest:
                 f"{world.size}: start it without torchrun"
             )
         requested = (f"{self.virtual} virtual" if self.virtual is not None else self.devices,)
-        _, found = self._per_host()
+        count, found = self._per_host()
         if world is None:
             return DeviceSelection(requested, found[:1] or tuple(devices.virtual(1)))
+        if count not in (None, world.local_size):
+            raise ConfigError(
+                f"--{'virtual' if self.virtual else 'devices'} asks for {plural(count, 'rank')} per host and "
+                f"torchrun started {world.local_size} on this one: give the same number, or leave the option "
+                "out"
+            )
         if not found:
             return DeviceSelection(requested, (devices.virtual(world.size)[world.rank],))
         if len(found) < world.local_size:
