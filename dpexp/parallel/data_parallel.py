@@ -1,5 +1,6 @@
 """DataParallel: scatter, replicate, parallel_apply, gather, as one module and as one function."""
 
+import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -103,17 +104,18 @@ class Threads:
 
     def __init__(self, count: int) -> None:
         self._count = count
-        self._idle: list[ThreadPoolExecutor] = []
+        self._idle: dict[int, list[ThreadPoolExecutor]] = {}  # by process: a forked one has no threads yet
 
     @contextmanager
     def executor(self) -> Iterator[ThreadPoolExecutor]:
         """One that no other forward uses until this context ends."""
+        idle = self._idle.setdefault(os.getpid(), [])
         try:
-            executor = self._idle.pop()
+            executor = idle.pop()
         except IndexError:
             executor = ThreadPoolExecutor(self._count, "dpexp replica")
         yield executor
-        self._idle.append(executor)
+        idle.append(executor)
 
     def __reduce__(self) -> Any:
         return Threads, (self._count,)

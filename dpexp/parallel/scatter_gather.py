@@ -85,11 +85,21 @@ def check_batch_sizes(args: tuple[Any, ...], kwargs: dict[str, Any], devices: Se
     _chunk_count({"inputs": args, **kwargs}, list(map(to_device, devices)), 0)
 
 
+def _is_container(value: Any) -> bool:
+    """Whether the entries of the value are scattered."""
+    return isinstance(value, dict | list | tuple) and not isinstance(value, PackedSequence)
+
+
 def _chunk_count(arguments: dict[str, Any], devices: Sequence[torch.device], dim: int) -> int:
     """The number of chunks, the same for every argument. Raises ValueError for different batch sizes."""
     sizes: dict[str, int] = {}  # by path: {"inputs[0]": 10, "mask": 10}
     for name, argument in arguments.items():
-        for path, leaf in leaves(argument, name, lambda value: not isinstance(value, dict | list | tuple)):
+        for path, leaf in leaves(argument, name, lambda value: not _is_container(value)):
+            if isinstance(leaf, PackedSequence):
+                raise ValueError(
+                    f"{path} is a PackedSequence, which has no batch dimension to split: pass the padded "
+                    "batch and the lengths, and pack inside the module's forward"
+                )
             if not isinstance(leaf, torch.Tensor):
                 continue
             if not -leaf.dim() <= dim < leaf.dim():
@@ -119,7 +129,7 @@ def _scatter(value: Any, devices: Sequence[torch.device], count: int, dim: int) 
         return [
             non_blocking_to(chunk, device, copy=True) for chunk, device in zip(chunks, devices, strict=False)
         ]
-    if not isinstance(value, dict | list | tuple) or not value:
+    if not _is_container(value) or not value:
         return [value] * count
     columns = [_scatter(entry, devices, count, dim) for _, entry in entries(value) or ()]
     return [rebuild(value, row) for row in zip(*columns, strict=True)]

@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import multiprocessing
 import pickle
 import threading
 import traceback
@@ -296,3 +297,21 @@ def test_an_idle_thread_keeps_no_replica_or_batch_alive() -> None:
     )
     wrapped(torch.zeros(4, 2))
     assert [reference() for reference in seen] == [None] * 4
+
+
+def compute_in_child(wrapped: nn.Module, queue: Any) -> None:
+    torch.set_num_threads(1)
+    queue.put(wrapped(torch.arange(6.0)).tolist())
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_a_forked_process_starts_its_own_threads() -> None:
+    wrapped = DataParallel(nn.Identity(), virtual(3))
+    expected = wrapped(torch.arange(6.0)).tolist()
+    context = multiprocessing.get_context("fork")
+    queue = context.SimpleQueue()
+    process = context.Process(target=compute_in_child, args=(wrapped, queue), daemon=True)
+    process.start()
+    process.join(60)
+    assert process.exitcode == 0
+    assert queue.get() == expected

@@ -159,9 +159,9 @@ def test_a_tensor_without_the_dimension_is_an_error() -> None:
         scatter(torch.zeros(8, 3), virtual(2), dim=2)
 
 
-def test_a_packed_sequence_is_refused() -> None:
+def test_the_error_for_a_packed_sequence_explains_where_to_pack() -> None:
     packed = pack_sequence([torch.zeros(3), torch.zeros(2)])
-    with pytest.raises(ValueError, match="batch_sizes has 3 rows"):
+    with pytest.raises(ValueError, match="pack inside"):
         scatter((packed,), virtual(2))
     with pytest.raises(TypeError, match="total_length"):
         gather([packed, packed], "cpu")
