@@ -76,6 +76,7 @@ def test_auto_without_an_accelerator_emulates_some(
         ("99", ["--devices 99", "--virtual 99"]),
         ("0", ["--devices 0", "at least 1"]),
         ("cuda:47", ["--devices 'cuda:47'", "this machine has", "--virtual"]),
+        ("cuda:256", ["--devices 'cuda:256'", "this machine has"]),
         ("cpu:1", ["--devices 'cpu:1'", "--virtual"]),
         ("gpu", ["--devices 'gpu'", "cuda:0,cuda:1"]),
     ],
@@ -85,6 +86,24 @@ def test_missing_devices_are_refused_and_present_ones_listed(requested: str, wor
         request("whole", requested).select()
     for word in words:
         assert word in str(caught.value)
+
+
+@pytest.mark.parametrize("index", [128, 256, 999])
+def test_a_number_that_pytorch_would_wrap_is_not_planned(index: int) -> None:
+    with pytest.raises(ConfigError, match=f"'cuda:{index}': .* on up to 128 accelerators without them"):
+        request("whole", f"cuda:0,cuda:{index}", planned=True).select()
+    planned = request("whole", "cuda:0,cuda:127", planned=True).select()
+    assert planned.used == (torch.device("cuda", 0), torch.device("cuda", 127))
+
+
+def test_only_place_and_custom_plan_devices_of_several_kinds() -> None:
+    for strategy in ("whole", "hybrid", "ddp"):
+        with pytest.raises(
+            ConfigError, match=f"{strategy} needs devices of one kind, these are cuda and mps"
+        ):
+            request(strategy, "cuda:0,mps", planned=True).select()
+    planned = request("place", "cuda:0,mps", planned=True).select()
+    assert planned.used == (torch.device("cuda", 0), torch.device("mps", 0))
 
 
 @pytest.mark.parametrize(

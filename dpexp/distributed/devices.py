@@ -17,6 +17,9 @@ from dpexp.config.strategy_options import RankOptions, StrategyOptions
 from dpexp.devices import accelerators, is_virtual, label
 from dpexp.distributed.world import World
 
+PLANNED_KINDS = ("cuda", "xpu", "mps")
+"""Kinds of accelerators that a dry run can plan for without having them; a number means the first."""
+
 
 @dataclass(frozen=True)
 class DeviceSelection:
@@ -64,13 +67,20 @@ class DeviceRequest:
         if text.isdecimal():
             return DeviceSelection((text,), self._first(int(text), present))
         names = tuple(name.strip() for name in text.split(","))
-        return DeviceSelection(names, tuple(self._named(name, present) for name in names))
+        named = tuple(self._named(name, present) for name in names)
+        kinds = dict.fromkeys(device.type for device in named)
+        if len(kinds) > 1 and not self.options.mixes_kinds:
+            raise ConfigError(
+                f"--devices {text}: {self.options.strategy} needs devices of one kind, these are "
+                f"{' and '.join(kinds)}; place takes several"
+            )
+        return DeviceSelection(names, named)
 
     def _first(self, count: int, present: Sequence[torch.device]) -> tuple[torch.device, ...]:
         if count < 1:
             raise ConfigError(f"--devices {count}: it must be at least 1; --devices cpu uses only the host")
         if self.planned and len(present) < count <= MAX_VIRTUAL:
-            kind = present[0].type if present else "cuda"
+            kind = present[0].type if present else PLANNED_KINDS[0]
             return tuple(torch.device(kind, index) for index in range(count))
         if count > len(present):
             raise _not_present(str(count), present, str(count))
@@ -87,7 +97,9 @@ class DeviceRequest:
             raise ConfigError(f"--devices '{name}': use --virtual N for emulated devices, cpu for the host")
         if device.index is None:
             device = torch.device(device.type, 0)
-        if not (device in present or self.planned):
+        is_wrapped = label(device) not in (name, f"{name}:0")  # by PyTorch, which makes cuda:999 cuda:-25
+        can_be_planned = self.planned and device.type in PLANNED_KINDS
+        if is_wrapped or not (device in present or can_be_planned):
             raise _not_present(f"'{name}'", present)
         return device
 
