@@ -6,7 +6,7 @@ All these options have one syntax::
     package.module:attribute          code; the current directory is searched too
     path/to/file.py:attribute         code in a file
     ...:KEY=VALUE,...                 with options: parameters of what is called, by name
-    ...:PATH,KEY=VALUE,...            short for ``path=PATH``
+    ...:PATH,KEY=VALUE,...            short for ``path=PATH``; the path may have commas
 
 Values are Python literals (``4``, ``0.5``, ``True``, ``(8,16)``); anything else is a string. Parameters that
 are annotated as numbers, truth values or texts get nothing else. A parameter whose name would be a Python
@@ -45,6 +45,8 @@ Aliases = Mapping[str, str]
 
 _CODE = re.compile(r"(.+?\.py|[A-Za-z_][\w.]*):([A-Za-z_][\w.]*)(?::(.*))?", re.DOTALL)
 _OPTION = re.compile(r"\s*([A-Za-z_]\w*)\s*=(.*)", re.DOTALL)
+_PATH = re.compile(r"(.*?)((?:,\s*[A-Za-z_]\w*\s*=[^,]*)*)", re.DOTALL)
+"""``a,b.txt,length=8``: the path, and the options at the end."""
 _TYPES = {kind.__name__: kind for kind in (bool, int, float, str)}
 """The annotations whose values are checked."""
 
@@ -186,14 +188,17 @@ def _options(text: str, where: str) -> dict[str, Any]:
     """The values in ``KEY=VALUE,...`` or ``PATH,KEY=VALUE,...``. Raises ConfigError."""
     options: dict[str, Any] = {}
     parts = _split(text) if text.strip() else []
-    if parts and not _OPTION.fullmatch(parts[0]):
-        options["path"] = parts.pop(0)
+    if parts and not _OPTION.fullmatch(parts[0]) and (match := _PATH.fullmatch(text)):
+        options |= {"path": match[1]} if match[1] else {}
+        parts = _split(match[2])[1:]
     for part in parts:
         match = _OPTION.fullmatch(part)
         if match is None:
             raise ConfigError(
                 f"{where}: '{part.strip()}' is not an option; write KEY=VALUE, separated by commas"
             )
+        if match[1] in options:
+            raise ConfigError(f"{where}: option '{match[1]}' is given twice")
         options[match[1]] = _literal(match[2].strip())
     return options
 

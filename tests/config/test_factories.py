@@ -22,7 +22,7 @@ def make(width: int = 4, in_=1, rate: "float" = 0.5, flat: bool = False, label: 
 def required(width, depth): return width
 def anything(**options): return options
 def read(path, length=1): return path, length
-def fitted(data_features=None): return data_features
+def fitted(lr=None): return lr
 def failing(): raise KeyError('deep inside')
 def loss(outputs, targets, delta=1.0): return outputs - targets * delta
 table = {}
@@ -66,6 +66,11 @@ def test_a_path_stands_before_the_options_and_may_hold_colons_and_equal_signs(us
     assert call(f"{user_file}:read:path=a.txt") == ("a.txt", 1)
 
 
+def test_a_path_stands_before_the_options_and_may_hold_commas_and_brackets(user_file: Path) -> None:
+    aliases = {"file": f"{user_file}:read"}
+    assert call("file:/data (/a,b:c=d.txt,length=3", **aliases) == ("/data (/a,b:c=d.txt", 3)
+
+
 def test_commas_within_brackets_do_not_split(user_file: Path) -> None:
     assert call(f"{user_file}:anything:widths=(8,16),names=['a','b']") == {
         "widths": (8, 16),
@@ -74,7 +79,7 @@ def test_commas_within_brackets_do_not_split(user_file: Path) -> None:
 
 
 def test_a_factory_gets_the_context_that_it_has_a_parameter_for_and_no_option(user_file: Path) -> None:
-    context = {"data_features": "known", "width": 9}
+    context = {"lr": "known", "width": 9}
     assert call(f"{user_file}:fitted", context) == "known"
     assert call(f"{user_file}:make", context)[1:3] == (9, 1)
     assert call(f"{user_file}:make:width=2", context)[1:3] == (2, 1)
@@ -94,6 +99,7 @@ def test_a_loss_is_bound_to_its_options_and_called_with_two_arguments(user_file:
     [
         ("bux", "--thing: unknown thing 'bux'; there are box, file: did you mean 'box'?"),
         ("", "unknown thing ''"),
+        ("box:in=3,in=4", "option 'in' is given twice"),
         ("box:widht=8", "box takes no option 'widht'; there are width, in, rate"),
         ("$:make:widht=8", ":make takes no option 'widht'"),
         ("box:widht=8", ": did you mean 'width'?"),
