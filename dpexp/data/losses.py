@@ -96,7 +96,13 @@ def class_scores(scores: Tensor, targets: Tensor, classes: int | None) -> Tensor
             f"{tuple(targets.shape)}: they must be {(*targets.shape, 'classes')}, or have the classes in "
             "dimension 1"
         )
-    return scores if is_last else scores.movedim(1, -1)
+    scores = scores if is_last else scores.movedim(1, -1)
+    if classes is not None and scores.shape[-1] < classes:
+        raise ConfigError(
+            f"the data has {classes} classes and the model gives {scores.shape[-1]} outputs: "
+            f"give it {classes} (out={classes} for a model of dpexp)"
+        )
+    return scores
 
 
 def class_accuracy(outputs: Any, targets: Any, classes: int | None) -> float | None:

@@ -5,7 +5,7 @@ import re
 import torch
 from torch import nn
 
-from dpexp.config.errors import ConfigError, plural
+from dpexp.config.errors import ConfigError, as_config_error, plural
 from dpexp.data.base import Columns, Source
 from dpexp.data.losses import NO_TARGETS
 from dpexp.data.rng import generator
@@ -28,9 +28,11 @@ class RandomSource(Source):
         example, name = getattr(model, "example", None), type(model).__name__
         if self.shape is not None or not callable(example):
             return self._without_targets(model, seed)
-        inputs, targets = example(self.samples, generator(seed, "random samples"))
+        with as_config_error(f"{self.where}: {name}.example"):
+            inputs, targets = example(self.samples, generator(seed, "random samples"))
+            rows = len(targets)
         columns = inputs if isinstance(inputs, tuple) else (inputs,), targets
-        return f"{self.samples} random samples for {name}, seed {seed}", columns, None
+        return f"{rows} random samples for {name}, seed {seed}", columns, None
 
     def _without_targets(self, model: nn.Module, seed: int) -> tuple[str, Columns, None]:
         """Inputs for the model's first layer; ids where that is an embedding."""

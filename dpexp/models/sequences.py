@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
+from dpexp.config.errors import plural
 from dpexp.config.features import PADDING
 
 
@@ -138,6 +139,11 @@ class Transformer(SequenceModel):
         self.head = nn.Linear(dim, out)
 
     def forward(self, sequences: Tensor, lengths: Tensor | None = None) -> Tensor:
+        if sequences.shape[1] > self.length:
+            steps = sequences.shape[1]
+            raise ValueError(
+                f"sequences of {plural(steps, 'step')}, but positions for {self.length}: length={steps}"
+            )
         states = self.encoder(self.embedding(sequences), lengths)
         return self.head(states if self.stepwise else masked_mean(states, lengths))
 

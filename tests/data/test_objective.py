@@ -80,12 +80,13 @@ def test_logits_are_found_in_containers(wrap: Any) -> None:
         (torch.zeros(2, 3), torch.zeros(2, 4), r"outputs \(2, 3\) do not fit the targets \(2, 4\)"),
         (torch.zeros(4, 4), torch.zeros(4, 1), r"outputs \(4, 4\) do not fit the targets \(4, 1\)"),
         (torch.zeros(2), torch.zeros(2, dtype=torch.int64), r"they must be \(2, 'classes'\)"),
+        (torch.zeros(2, 3), torch.zeros(2, dtype=torch.int64), "5 classes and the model gives 3 outputs"),
         (torch.zeros(2, 3), {"a": 1}, "targets are a dict"),
     ],
 )
 def test_error_describes_outputs_without_a_standard_loss(outputs: Any, targets: Any, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        Objective().loss(outputs, targets)
+        Objective(classes=5).loss(outputs, targets)
 
 
 def test_loss_is_a_registered_name_or_a_factory(tmp_path: Path) -> None:

@@ -67,11 +67,6 @@ def wrapped() -> nn.Module:
     return nn.DataParallel(Model())
 
 
-def right(width: int = 3) -> nn.Module:
-    del width
-    return Model()
-
-
 class Stop(BaseException):
     """As the frameworks have them that ``except Exception`` must not catch."""
 
@@ -82,10 +77,6 @@ def stopping() -> nn.Module:
 
 def verbose() -> nn.Module:
     raise ValueError("word " * 40_000)
-
-
-def nothing() -> None:
-    pass
 
 
 def a_class() -> type[nn.Module]:

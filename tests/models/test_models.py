@@ -163,6 +163,11 @@ def test_step_does_not_depend_on_later_steps(name: str) -> None:
     assert not torch.allclose(model(one)[:, 6:], model(two)[:, 6:])
 
 
+def test_error_for_a_long_sequence_names_the_number_of_positions() -> None:
+    with pytest.raises(ValueError, match="sequences of 13 steps, but positions for 12: length=13"):
+        built("transformer")(torch.randn(1, 13, 8))
+
+
 # --- capsules ------------------------------------------------------------------------------------
 
 
