@@ -4,7 +4,7 @@ Modules have the names of the model as written: see ``strategies.modules``.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from functools import partial
 from itertools import count
 from operator import itemgetter
@@ -126,7 +126,7 @@ def observe(
         for log.batch, batch in zip(count() if numbers is None else numbers, batches, strict=False):
             before = len(log.rows)
             with suppress(StepEndedError):
-                placed.step(batch, loss, update, observer=_AFTER_FORWARD)
+                placed.step(batch, loss, update, nullcontext(), _AFTER_FORWARD)
             if not batch.rows:
                 del log.rows[before:]
     return [row for _, row in sorted(log.rows, key=itemgetter(0))]
