@@ -10,7 +10,7 @@ import pytest
 from dpexp.config.errors import ConfigError
 from dpexp.config.options import option_fields
 from dpexp.config.process import home
-from dpexp.config.run_config import FILING, RunConfig, known_options, option_names
+from dpexp.config.run_config import RunConfig, known_options, option_names
 from dpexp.config.strategy_options import STRATEGY_OPTIONS, BlockOptions, HybridOptions
 
 
@@ -52,10 +52,6 @@ def test_a_config_cannot_be_changed_and_its_digest_depends_on_every_value() -> N
 def test_renamed_devices_keep_the_other_options() -> None:
     options = RunConfig("place", options={"place": ["block2=cuda:1"]}).options
     assert options.with_devices({"cuda:1": "cpu:1"}) == replace(options, place=("block2=cpu:1",))
-
-
-def test_the_options_that_file_a_run_are_options() -> None:
-    assert set(option_names("single")) >= FILING
 
 
 @pytest.mark.parametrize(
