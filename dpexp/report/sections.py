@@ -60,7 +60,7 @@ def _run(view: RecordView, findings: Sequence[Finding]) -> Section:
     lines = [
         _verdict(view, findings),
         f"strategy {record.strategy}{layout.where(record)}",
-        _config(record),
+        _config(view),
         _steps(view),
         _rates(view),
         *verification.verification_lines(facts),
@@ -98,11 +98,12 @@ def _verdict(view: RecordView, findings: Sequence[Finding]) -> str:
     return "; ".join([*parts, *names[:1]])
 
 
-def _config(record: Record) -> str:
-    get = record.config.get
+def _config(view: RecordView) -> str:
+    get = view.record.config.get
+    rows = view.largest.rows if view.largest is not None else get("batch_size", "?")  # data may have its own
     forward = ", forward only" if get("eval") else ""
     return (
-        f"model {get('model', '?')}, data {get('data', '?')}, batches of {get('batch_size', '?')}, "
+        f"model {get('model', '?')}, data {get('data', '?')}, batches of {rows}, "
         f"{get('dtype', '?')}, seed {get('seed', '?')}{forward}"
     )
 
