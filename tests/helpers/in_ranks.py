@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "verification" / "cases"))
 
 import torch
-from launching import AGENT, start_forked, wait
+from launching import AGENT, start, wait
 
 from dpexp import devices
 from dpexp.config.run_config import RunConfig
@@ -32,8 +32,12 @@ from dpexp.verification.model_copy import copied
 
 
 def in_ranks(ranks: int, file: str, *cases: str) -> dict[str, list[Any]]:
-    """What each case returned, by rank; the ranks are started once for all of them."""
-    done = wait(start_forked(*AGENT, str(ranks), __file__, file, *cases))
+    """What each case returned, by rank; the ranks are started once for all of them.
+
+    They are new processes: forked ones, which verified several models one after the other, ended now and then
+    with a corrupt heap in gloo's threads.
+    """
+    done = wait(start(*AGENT, str(ranks), __file__, file, *cases))
     assert done.returncode == 0, done.stderr
     found: dict[str, list[Any]] = json.loads(done.stdout)
     assert list(found) == list(cases)

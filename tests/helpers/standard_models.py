@@ -16,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import torch
 from engine_runs import ended
 from torch import nn
+from torchvision_operators import define_missing
 
 from dpexp import devices
 from dpexp.config.run_config import RunConfig
@@ -23,6 +24,8 @@ from dpexp.distributed.group import ProcessGroup
 from dpexp.engine.prepare import prepare
 from dpexp.strategies.base import Strategy
 from dpexp.strategies.placed import GradientSync, Placed
+
+define_missing()
 
 LAYOUTS: dict[str, dict[str, Any]] = {
     "whole": {"virtual": 3},
