@@ -17,8 +17,8 @@ from dpexp.engine.facts import environment, torch_environment
 from dpexp.record.figures import summarize
 from dpexp.record.journal import new_run_id, now
 from dpexp.record.record import Record
-from dpexp.study.experiment.experiment import Experiment, load_experiment
-from dpexp.study.experiment.records import machine_kind
+from dpexp.study.experiment import Experiment, load_experiment
+from dpexp.study.records import machine_kind
 
 
 def program_record(

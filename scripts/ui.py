@@ -5,7 +5,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from dpexp.commands.command_line.app import run_app
+from dpexp.commands.app import run_app
 from dpexp.commands.ui import app
 
 if __name__ == "__main__":

@@ -193,7 +193,7 @@ def forked_child_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fork the child runs that this test starts itself, as a sweep does: a new process costs 3.5 s."""
     from command_lines import run_forked
 
-    from dpexp.study.sweep import child_run
+    from dpexp.study import child_run
 
     monkeypatch.setattr(child_run, "run_process", run_forked)
 

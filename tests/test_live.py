@@ -19,7 +19,7 @@ from dpexp.engine.prepared import Prepared
 from dpexp.record.record import Record
 from dpexp.report import summary
 from dpexp.report.compare import compare
-from dpexp.study.reproduce.reproduce import reproduce
+from dpexp.study.reproduce import reproduce
 
 SHORT: dict[str, Any] = {"steps": 2, "warmup": 1, "phase_steps": 1, "track": False, "quiet": True}
 

@@ -312,7 +312,7 @@ sys.meta_path.insert(0, Signals())
 sys.path.insert(0, {str(ROOT)!r})
 sys.argv = ["run.py", "single", "--no-track", "--steps", "3"]
 from dpexp.commands.run import app
-from dpexp.commands.command_line.app import run_app
+from dpexp.commands.app import run_app
 run_app(app)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)

@@ -21,7 +21,7 @@ from dpexp.config.errors import ConfigError, did_you_mean, unknown
 from dpexp.config.process import command
 from dpexp.config.run_config import RunConfig, option_names
 from dpexp.config.strategy_options import REFERENCE, STRATEGY_OPTIONS
-from dpexp.study.sweep.grid import Axes, Grid, combinations, grid, too_large
+from dpexp.study.grid import Axes, Grid, combinations, grid, too_large
 
 OF_THE_SWEEP = frozenset({"run_name", "track", "track_timeout"})
 """Options that a sweep sets for its runs."""

@@ -6,8 +6,8 @@ import typer
 
 from dpexp import __version__
 from dpexp.commands import report, run, runs, sweep, ui
-from dpexp.commands.command_line.app import make_app, run_app
-from dpexp.commands.command_line.help_panels import epilog
+from dpexp.commands.app import make_app, run_app
+from dpexp.commands.options import epilog
 
 app = make_app("How should this model be laid out across these devices?", completion=True)
 app.add_typer(run.app, name="run")

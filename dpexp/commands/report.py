@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dpexp.commands.command_line.app import Exit, make_app
-from dpexp.commands.command_line.help_panels import epilog
-from dpexp.commands.command_line.output import say, show_report
+from dpexp.commands.app import Exit, make_app, say, show_report
+from dpexp.commands.options import epilog
 from dpexp.config.errors import ConfigError
 from dpexp.config.process import command, home, working_root
 
@@ -95,36 +94,33 @@ def _chosen(names: list[str], related: list[Related]) -> tuple[list[Path], list[
 
 def _write(names: list[str]) -> int:
     """Write the README and figure of these experiments, and the index."""
-    from dpexp.study.experiment import experiment, index
-    from dpexp.study.experiment.readme import ExperimentReadme
+    from dpexp.study import readme
+    from dpexp.study.experiment import load_experiment
 
     for folder in map(Path, names):
-        for path in ExperimentReadme(experiment.load_experiment(folder)).write():
+        for path in readme.ExperimentReadme(load_experiment(folder)).write():
             say(f"wrote {path}", err=True)
-        index.write_index(folder.resolve().parent)
+        readme.write_index(folder.resolve().parent)
     return Exit.DONE
 
 
 def _check(names: list[str]) -> int:
     """Report where these experiments, or all, differ from their Records."""
-    from dpexp.study.experiment import experiment, index
-    from dpexp.study.experiment.readme import ExperimentReadme
+    from dpexp.study import readme
+    from dpexp.study.experiment import load_experiment
 
     every = [path.parent for path in sorted(working_root().glob("experiments/*/config.py"))]
     checked = [Path(name) for name in names] or every
     problems = []
     for folder in checked:
-        readme = ExperimentReadme(experiment.load_experiment(folder))
-        found = readme.problems()
-        name = readme.experiment.name
-        say(f"{name}: {f'{len(found)} problems' if found else 'agrees with its Records'}")
+        experiment = load_experiment(folder)
+        found = readme.ExperimentReadme(experiment).problems()
+        say(f"{experiment.name}: {f'{len(found)} problems' if found else 'agrees with its Records'}")
         problems += found
     for parent in sorted({folder.resolve().parent for folder in checked}):
-        if index.is_outdated(parent):
-            path = parent / experiment.README
-            problems.append(
-                f"{path}: its table differs from the Records: {command('report')} experiments/NAME"
-            )
+        if readme.is_outdated(parent):
+            update = f"{command('report')} experiments/NAME"
+            problems.append(f"{parent / 'README.md'}: its table differs from the Records: {update}")
     for problem in problems:
         say(f"error: {problem}", err=True)
     return Exit.FAILED if problems else Exit.DONE

@@ -10,10 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
-from dpexp.commands.command_line.app import DEBUG, Exit, exit_on_error, make_app, print_error
-from dpexp.commands.command_line.config_options import check_environment, load_config, with_options
-from dpexp.commands.command_line.help_panels import OUTPUT, epilog, examples
-from dpexp.commands.command_line.output import say, show_report
+from dpexp.commands.app import DEBUG, Exit, exit_on_error, make_app, print_error, say, show_report
+from dpexp.commands.options import OUTPUT, check_environment, epilog, examples, load_config, with_options
 from dpexp.config.errors import Terminated, as_config_error, describe, text_of
 from dpexp.config.run_config import RunConfig
 from dpexp.config.strategy_options import STRATEGY_OPTIONS

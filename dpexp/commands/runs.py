@@ -5,22 +5,40 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dpexp.commands import delivery
-from dpexp.commands.command_line.app import Exit, make_app
-from dpexp.commands.command_line.help_panels import OUTPUT, epilog
-from dpexp.commands.command_line.output import say, show_report
-from dpexp.commands.delivery import Json, find_run, runs_folder
+from dpexp.commands.app import Exit, make_app, say, show_report
+from dpexp.commands.options import OUTPUT, epilog
 from dpexp.config.errors import ConfigError, no_file
+from dpexp.config.printable import printable_line
 from dpexp.config.process import command, home
 from dpexp.study import MOST_REPEATS
+
+if TYPE_CHECKING:
+    from dpexp.tracking.sync import SyncResult
+
 
 app = make_app("List and show recorded runs, deliver them to MLflow, reproduce or remove one.")
 
 _Run = Annotated[str, typer.Argument(metavar="RUN", help="Run id, unique prefix of one, run name, or last.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.", rich_help_panel=OUTPUT)]
+
+
+def runs_folder() -> Path:
+    """The folder of the runs. Raises JournalError if DPEXP_HOME cannot be a directory."""
+    from dpexp.record.files import check_home
+
+    check_home(home())
+    return home() / "runs"
+
+
+def find_run(name: str) -> Path:
+    """The folder of a run. Raises ConfigError for a name of none, or of several."""
+    from dpexp.record.runs import find
+
+    return find(runs_folder(), name)
 
 
 @app.command("list", epilog=epilog("runs list"))
@@ -86,7 +104,63 @@ def show(
     say(f"delivered to MLflow: {delivered(home(), [folder.name])[folder.name]}")
 
 
-app.command(epilog=epilog("runs sync"))(delivery.sync)
+@app.command(epilog=epilog("runs sync"))
+def sync(
+    runs: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="RUN|PATH", help="Runs, or paths of journals from other machines."),
+    ] = None,
+) -> None:
+    """Deliver runs to MLflow, without duplicates; without RUN all that it lacks.
+
+    A run whose process died is closed first: its Record is written, and it ends in MLflow.
+    """
+    from dpexp.tracking.store import StoreError
+    from dpexp.tracking.sync import NOT_TRACKED, SKIPPED
+    from dpexp.tracking.sync import sync as deliver
+
+    runs_folder()
+    folders = [folder for name in runs for folder in _folders(name)] if runs else None
+    is_complete, untracked, nothing = True, 0, True
+    try:
+        for result in deliver(home(), folders, again=bool(runs)):
+            if result.state == NOT_TRACKED:
+                untracked += 1
+                continue
+            nothing = False
+            is_complete &= result.is_well and not (runs and result.state == SKIPPED)
+            _print(result)
+    except StoreError as error:
+        say(f"error: {error}; the journals stay, and can be delivered later", err=True)
+        raise typer.Exit(Exit.NOT_DELIVERED) from None
+    if nothing:
+        note = f"; not delivered unless named: {untracked} with --no-track" if untracked else ""
+        say(f"everything is delivered{note}")
+    raise typer.Exit(Exit.DONE if is_complete else Exit.NOT_DELIVERED)
+
+
+def _folders(name: str) -> list[Path]:
+    """The folder of a run; for a path, those of the journals in it, which are imported."""
+    from dpexp.record.runs import import_journal, journals
+
+    path = Path(name).expanduser()
+    if "/" not in name and not path.is_file():
+        return [find_run(name)]
+    found = journals(path)
+    if not found:
+        raise ConfigError(f"no journal.jsonl in {path} and its folders")
+    return [import_journal(journal, runs_folder()) for journal in found]
+
+
+def _print(result: SyncResult) -> None:
+    """One line; on stderr where something is wrong."""
+    from dpexp.tracking.sync import SKIPPED
+
+    if result.state == SKIPPED:
+        say(f"warning: run {result.run_id} is skipped: {result.message}", err=True)
+        return
+    message = printable_line(f": {result.message}" if result.message else "")
+    say(f"{result.run_id}  {result.state}{message}", err=not result.is_well)
 
 
 @app.command(epilog=epilog("runs reproduce"))
@@ -123,14 +197,14 @@ def reproduce(
     """Repeat a recorded run and compare: the exit code is 0 only if all required values are equal."""
     from dpexp.record.record import Record
     from dpexp.report import terminal
-    from dpexp.study.reproduce import named_files, reproduce, reproduction
+    from dpexp.study import reproduce, reproduction
 
     path = Path(run).expanduser()
     if path.suffix == ".json" and not path.is_file():
         raise ConfigError(no_file(run))
     folder = path.parent if path.is_file() else find_run(run)
     record = Record.load(path if path.is_file() else folder)
-    is_trusted = trust or not named_files.is_foreign(folder)
+    is_trusted = trust or not reproduce.is_foreign(folder)
 
     def warn(message: str) -> None:
         say(f"warning: {message}", err=True)

@@ -8,22 +8,23 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dpexp.commands.command_line.app import Exit, exit_on_error, make_app
-from dpexp.commands.command_line.config_options import check_environment
-from dpexp.commands.command_line.help_panels import epilog
-from dpexp.commands.command_line.output import say
-from dpexp.commands.sweep_results import show_results
-from dpexp.config.errors import ConfigError, did_you_mean, plural
+from dpexp.commands.app import Exit, exit_on_error, make_app, say, show_report
+from dpexp.commands.options import check_environment, epilog
+from dpexp.config.errors import ConfigError, be, did_you_mean, plural
 from dpexp.config.printable import printable, printable_line
-from dpexp.config.process import home
+from dpexp.config.process import command, home
 from dpexp.config.strategy_options import STRATEGY_OPTIONS
 from dpexp.distributed.signals import SignalHandler
 from dpexp.study import MOST_REPEATS
 
 if TYPE_CHECKING:
-    from dpexp.study.experiment.experiment import Experiment
-    from dpexp.study.experiment.records import PlannedRun
-    from dpexp.study.sweep.sweep import CompletedRun, Sweep
+    from dpexp.study.experiment import Experiment
+    from dpexp.study.records import PlannedRun
+    from dpexp.study.sweep import CompletedRun, Sweep
+
+if TYPE_CHECKING:
+    from dpexp.study.sweep import Sweep
+
 
 app = make_app("Run every config of an experiment or of a grid, interleaved and repeated.")
 SETTINGS = {"ignore_unknown_options": True, "help_option_names": ["-h", "--help"], "max_content_width": 100}
@@ -89,8 +90,8 @@ def sweep(
 
     The exit code is 1 if a run failed: its Record stays, and --resume runs it again.
     """
-    from dpexp.study.sweep import sweep as sweeps
-    from dpexp.study.sweep.grid import Grid
+    from dpexp.study import sweep as sweeps
+    from dpexp.study.grid import Grid
 
     check_environment()
     own = [flag for one in ctx.command.params for flag in one.opts if flag[0] == "-"]
@@ -129,7 +130,7 @@ def _is_folder(word: str) -> bool:
 def _experiment(words: list[str], repeat: int | None, own: list[str]) -> Experiment:
     """The experiment of a folder, or the grid of a command line; names what a grid leaves out."""
     from dpexp.commands import grid
-    from dpexp.study.experiment import experiment as experiments
+    from dpexp.study import experiment as experiments
 
     folder = Path(words[0])
     if _is_folder(words[0]):
@@ -156,7 +157,7 @@ def _experiment(words: list[str], repeat: int | None, own: list[str]) -> Experim
 
 def _sweep(experiment: Experiment, only: str, resume: bool) -> Sweep:
     """A new sweep, the newest one, or the one that a task of one cell contributes to."""
-    from dpexp.study.sweep.sweep import Sweep
+    from dpexp.study.sweep import Sweep
 
     if only and resume:
         raise ConfigError("--only --resume: give one of the two; a task of --only runs what its cell lacks")
@@ -169,7 +170,7 @@ def _sweep(experiment: Experiment, only: str, resume: bool) -> Sweep:
 
 
 def _show(experiment: Experiment, missing: list[PlannedRun], total: int) -> None:
-    from dpexp.study.sweep.sweep import command_line
+    from dpexp.study.sweep import command_line
 
     say(f"{experiment.question}\n{len(missing)} of {plural(total, 'run')}, in this order:")
     for planned in missing:
@@ -203,3 +204,56 @@ def _line(done: CompletedRun) -> str:
     step = done.record.summary.get("step_ms")
     step_time = f"{step['median']:.3g} ms per step (IQR {step['iqr']:.2g}), " if step else ""
     return f"{done.planned.title}: {step_time}{done.wall_s:.1f} s in total"
+
+
+def show_results(current: Sweep, *, track: bool) -> None:
+    """Write the comparison, deliver the runs with it, and print what the sweep shows."""
+    from dpexp.study.grid import Grid
+
+    comparison = _comparison(current)
+    if track:
+        _deliver(current)
+    show_report(comparison if isinstance(current.experiment, Grid) else _verdicts(current))
+
+
+def _deliver(current: Sweep) -> None:
+    from dpexp.tracking.store import StoreError
+    from dpexp.tracking.sync import sync
+
+    try:
+        folders = list(current.run_folders())
+        failed = [result for result in sync(home(), folders) if not result.is_well]
+    except StoreError as error:
+        say(f"not in MLflow: {error}; the journals stay: {command('runs')} sync", err=True)
+        return
+    every, well = len(folders), len(folders) - len(failed)
+    say(f"{well} of {plural(every, 'run')} {be(every)} in MLflow", err=True)
+    for result in failed:
+        say(f"{result.run_id}: {result.message}", err=True)
+
+
+def _verdicts(current: Sweep) -> str:
+    from dpexp.report import terminal
+    from dpexp.study import claims
+    from dpexp.study.records import measured_runs
+
+    runs = measured_runs(current.records)
+    return terminal.terminal_text(claims.claim_sections(current.experiment, runs))
+
+
+def _comparison(current: Sweep) -> str:
+    """The comparison of the runs; a task that runs beside others does not write it to the sweep's folder."""
+    from dpexp.record.files import private_files
+    from dpexp.record.journal import COMPARISON
+    from dpexp.report import table, terminal
+    from dpexp.report.compare import compare
+    from dpexp.report.comparison_page import write_comparison
+
+    _, *runs = current.run_folders()
+    compared = compare(runs)
+    text = terminal.terminal_text(table.comparison_sections(compared), piped=terminal.WIDE)
+    if current.is_shared:
+        return text
+    with private_files():
+        page, _ = write_comparison(compared, current.folder / COMPARISON)
+    return f"{text}\n{printable(f'this comparison with its figure: {page}')}"

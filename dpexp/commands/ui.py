@@ -8,9 +8,8 @@ from typing import Annotated
 
 import typer
 
-from dpexp.commands.command_line.app import Exit, make_app
-from dpexp.commands.command_line.help_panels import epilog
-from dpexp.commands.command_line.output import say
+from dpexp.commands.app import Exit, make_app, say
+from dpexp.commands.options import epilog
 from dpexp.config.process import UI_PORT, home
 
 app = make_app("Show the recorded runs in the MLflow UI.")

@@ -1,8 +1,8 @@
 """Is one process with a thread for each device faster than one process for each device?"""
 
 from dpexp.config.run_config import RunConfig
-from dpexp.study.experiment.experiment import Claim
-from dpexp.study.experiment.figure_kinds import Bars
+from dpexp.study.experiment import Claim
+from dpexp.study.figure_kinds import Bars
 
 QUESTION = "Is one process with a thread for each device faster than one process for each device?"
 ROWS = 1023

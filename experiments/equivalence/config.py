@@ -1,8 +1,8 @@
 """Does every layout compute what a single device computes, even when a batch does not divide evenly?"""
 
 from dpexp.config.run_config import RunConfig
-from dpexp.study.experiment.experiment import Claim
-from dpexp.study.experiment.figure_kinds import Dots
+from dpexp.study.experiment import Claim
+from dpexp.study.figure_kinds import Dots
 
 QUESTION = (
     "Does every layout compute what a single device computes, even when a batch does not divide evenly?"

@@ -1,8 +1,8 @@
 """How does the time of a step grow with the rows of an embedding table, with dense and with sparse gradients?"""
 
 from dpexp.config.run_config import RunConfig
-from dpexp.study.experiment.experiment import Claim
-from dpexp.study.experiment.figure_kinds import Lines
+from dpexp.study.experiment import Claim
+from dpexp.study.figure_kinds import Lines
 
 QUESTION = "How does the time of a step grow with the rows of an embedding table, with dense and with sparse gradients?"
 ROWS = (1_000, 30_000, 1_000_000)

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from dpexp.study.experiment.readme import replace_block
+from dpexp.study.readme import replace_block
 from experiments.known_bugs.catalogue import HERE, Bug, bugs
 
 README, VERDICTS = HERE / "README.md", HERE / "verdicts.json"

@@ -11,7 +11,7 @@ from typing import Any
 
 from dpexp.record.record import Record
 from dpexp.report.markdown import escape
-from dpexp.study.experiment.readme import replace_block
+from dpexp.study.readme import replace_block
 from experiments.public_layouts import records
 from experiments.public_layouts.cells import HERE, VERSIONS, Cell, cells
 

@@ -1,8 +1,8 @@
 """How do the rows of a batch fall on the devices of DataParallel?"""
 
 from dpexp.config.run_config import RunConfig
-from dpexp.study.experiment.experiment import Claim
-from dpexp.study.experiment.figure_kinds import Splits
+from dpexp.study.experiment import Claim
+from dpexp.study.figure_kinds import Splits
 
 QUESTION = "How do the rows of a batch fall on the devices of DataParallel?"
 

@@ -1,8 +1,8 @@
 """What does wrapping only one block in DataParallel cost, move and keep in memory, against the whole model?"""
 
 from dpexp.config.run_config import RunConfig
-from dpexp.study.experiment.experiment import Claim
-from dpexp.study.experiment.figure_kinds import Bars
+from dpexp.study.experiment import Claim
+from dpexp.study.figure_kinds import Bars
 
 QUESTION = "What does wrapping only one block in DataParallel cost, move and keep in memory, against the whole model?"
 MODEL, BATCH, DEVICES = "blocks:in=256,hidden=256,out=256", 128, 4

@@ -1,8 +1,8 @@
 """Why are two devices slower than one, and from which batch and model size on are they not?"""
 
 from dpexp.config.run_config import RunConfig
-from dpexp.study.experiment.experiment import Claim
-from dpexp.study.experiment.figure_kinds import Lines
+from dpexp.study.experiment import Claim
+from dpexp.study.figure_kinds import Lines
 
 QUESTION = "Why are two devices slower than one, and from which batch and model size on are they not?"
 MODELS = {"small": "mlp:in=64,hidden=64", "large": "mlp:in=64,hidden=512"}

@@ -13,8 +13,7 @@ from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
 from dpexp.commands import report, run, runs, sweep, ui
-from dpexp.commands.command_line.config_options import flags
-from dpexp.commands.command_line.help_panels import COMMANDS, PANELS, RANKS
+from dpexp.commands.options import COMMANDS, PANELS, RANKS, flags
 from dpexp.config.options import flag_name, option_fields
 from dpexp.config.printable import OBEYED
 from dpexp.config.run_config import RunConfig, option_names

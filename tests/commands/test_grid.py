@@ -11,8 +11,8 @@ from dpexp.config.errors import ConfigError
 from dpexp.config.run_config import RunConfig
 from dpexp.config.strategy_options import HybridOptions
 from dpexp.record.record import Record
-from dpexp.study.sweep.grid import Grid
-from dpexp.study.sweep.sweep import Sweep
+from dpexp.study.grid import Grid
+from dpexp.study.sweep import Sweep
 
 SHORT = ["--steps", "2", "--warmup", "1", "--phase-steps", "0"]
 

@@ -19,8 +19,7 @@ import dpexp
 from dpexp.commands.main import app
 from dpexp.config.run_config import RunConfig
 from dpexp.record.record import Record, finish
-from dpexp.study.reproduce.reproduce import reproduce
-from dpexp.study.reproduce.worktree import _git
+from dpexp.study.worktree import _git, reproduce
 
 SHORT = ("--steps", "4", "--warmup", "1", "--phase-steps", "2", "--json")
 REFUSALS = ("test_user_errors.py", "user_error_cases.py")

@@ -8,7 +8,7 @@ from in_terminal import in_terminal
 from record_factory import whole
 
 from dpexp import report
-from dpexp.commands.command_line.output import show_report
+from dpexp.commands.app import show_report
 
 WIDTHS = (60, 80, 120, 200)
 INDENT = len("  look in MLflow  ")

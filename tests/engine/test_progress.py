@@ -23,7 +23,7 @@ with ProgressBar() as bar:
 
 COMMAND = """
 import os, sys
-from dpexp.commands.command_line.app import run_app
+from dpexp.commands.app import run_app
 from dpexp.commands.run import app
 sys.argv = ["run.py", *os.environ["WORDS"].split()]
 try:

@@ -4,14 +4,14 @@ from pathlib import Path
 
 from dpexp.record.record import Record
 from dpexp.record.runs import folders
-from dpexp.study.experiment.experiment import Experiment, load_experiment
-from dpexp.study.sweep.sweep import Sweep
+from dpexp.study.experiment import Experiment, load_experiment
+from dpexp.study.sweep import Sweep
 
 CONFIG = """
 from pathlib import Path
 from dpexp.config.run_config import RunConfig
-from dpexp.study.experiment.experiment import Claim
-from dpexp.study.experiment.figure_kinds import Bars
+from dpexp.study.experiment import Claim
+from dpexp.study.figure_kinds import Bars
 MODELS = Path(__file__).parent / "models.py"
 def run(**options):
     return RunConfig("single", devices="cpu", steps=3, phase_steps=2, threads=1, track=False, **options)

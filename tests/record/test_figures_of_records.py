@@ -16,8 +16,8 @@ from dpexp.record.runs import RunSummary
 from dpexp.record.view import RecordView
 from dpexp.report import data
 from dpexp.report.compare import compare
-from dpexp.study.experiment.metrics import METRICS, value
-from dpexp.study.experiment.records import MeasuredRun
+from dpexp.study.metrics import METRICS, value
+from dpexp.study.records import MeasuredRun
 from dpexp.tracking import content
 
 RATES = {"median": 8e9, "iqr": 1e9, "min": 7e9, "max": 1e10, "n": 5}

@@ -15,7 +15,7 @@ from dpexp.record.record import Record
 from dpexp.record.view import RecordView
 from dpexp.report import style, terminal
 from dpexp.report.figures import MOST_BOXES, layout_figure, phases_figure
-from dpexp.study.experiment.figure import SERIES
+from dpexp.study.figure import SERIES
 
 
 def phases_of(record: Record) -> Figure:

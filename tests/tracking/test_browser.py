@@ -22,8 +22,8 @@ TIMEOUT_MS = 300_000
 RUN = ["whole", "--model", "slow_model:factory", "--virtual", "2", "--steps", "6", "--warmup", "1"]
 CONFIG = """
 from dpexp.config.run_config import RunConfig
-from dpexp.study.experiment.experiment import Claim
-from dpexp.study.experiment.figure_kinds import Bars
+from dpexp.study.experiment import Claim
+from dpexp.study.figure_kinds import Bars
 QUESTION, REPEATS, COLUMNS = "Do more replicas cost more?", 1, ("step_ms",)
 RUNS = {
     "single": RunConfig("single", devices="cpu", steps=6, threads=1),

@@ -10,14 +10,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import IntEnum
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import typer
 from typer.core import TyperArgument, TyperCommand, TyperGroup
 
-from dpexp.commands.command_line.config_options import flags
-from dpexp.commands.command_line.help_panels import OUTPUT
-from dpexp.commands.command_line.output import say
+from dpexp.commands.options import OUTPUT, flags
 from dpexp.config.errors import ConfigError, Terminated, describe, shortened, text_of, unknown
 from dpexp.config.printable import printable
 from dpexp.config.process import ROOT, is_checkout
@@ -217,3 +215,24 @@ def print_error(error: BaseException, message: str) -> None:
     if DEBUG in sys.argv:
         say(redact("".join(traceback.format_exception(error))), err=True, nl=False)
     say(f"error: {shortened(redact(message))}", err=True)
+
+
+_PLAIN = str.maketrans("█·×µ…", "#.xu~")
+"""What stands for these characters where an encoding lacks one of them."""
+
+
+def say(text: str, *, err: bool = False, nl: bool = True, file: IO[Any] | None = None) -> None:
+    """Print plain text, JSON or CSV on stdout or stderr; a terminal obeys nothing in it."""
+    typer.echo(_encodable(printable(text), file or (sys.stderr if err else sys.stdout)), file, nl, err)
+
+
+def show_report(report: str, file: IO[Any] | None = None) -> None:
+    """Print what ``terminal_text`` returns on stdout: its texts are printable, its colours its own."""
+    typer.echo(_encodable(report, file or sys.stdout), file)
+
+
+def _encodable(text: str, stream: IO[Any]) -> str:
+    """The text in plainer characters where the stream's encoding needs it; others become question marks."""
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    found = text.encode(encoding, "replace").decode(encoding)
+    return found if found == text else text.translate(_PLAIN).encode(encoding, "replace").decode(encoding)

@@ -15,7 +15,7 @@ from dpexp.record.batches import parameter_bytes, replicated_bytes
 from dpexp.record.figures import At, Figure, figures, typical_of
 from dpexp.record.steps import present, spread, typical
 from dpexp.report import units
-from dpexp.study.experiment.records import MeasuredRun
+from dpexp.study.records import MeasuredRun
 
 
 @dataclass(frozen=True)

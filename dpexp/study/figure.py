@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 from dpexp.record.record import Row
 from dpexp.report import style, units
-from dpexp.study.experiment.claims import interval
-from dpexp.study.experiment.figure_kinds import Bars, Curves, Dots, Lines, Splits
-from dpexp.study.experiment.figure_kinds import ExperimentFigure as Spec
-from dpexp.study.experiment.metrics import medians, metric, metric_title, value
-from dpexp.study.experiment.records import MeasuredRun, RunsByCell
+from dpexp.study.claims import interval
+from dpexp.study.figure_kinds import Bars, Curves, Dots, Lines, Splits
+from dpexp.study.figure_kinds import ExperimentFigure as Spec
+from dpexp.study.metrics import medians, metric, metric_title, value
+from dpexp.study.records import MeasuredRun, RunsByCell
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -19,9 +19,8 @@ from dpexp.engine.facts import git
 from dpexp.record.figures import summarize
 from dpexp.record.record import Record
 from dpexp.report import terminal
-from dpexp.study.reproduce.reproduce import config_of, reproduce
-from dpexp.study.reproduce.reproduction import Reproduction, compare_records, reproduction_sections
-from dpexp.study.reproduce.worktree import is_in_history, worktree
+from dpexp.study.reproduce import config_of, is_in_history, reproduce, worktree
+from dpexp.study.reproduction import Reproduction, compare_records, reproduction_sections
 
 pytestmark = pytest.mark.usefixtures("forked_child_runs")
 

@@ -9,11 +9,11 @@ from command_lines import ROOT
 from matplotlib.text import Text
 
 from dpexp.record.record import Record
-from dpexp.study.experiment import figure
-from dpexp.study.experiment.experiment import load_experiment
-from dpexp.study.experiment.figure_kinds import Bars, Curves, Dots, ExperimentFigure, Lines, Splits
-from dpexp.study.experiment.readme import ExperimentReadme
-from dpexp.study.experiment.records import MeasuredRun, RunsByCell
+from dpexp.study import figure
+from dpexp.study.experiment import load_experiment
+from dpexp.study.figure_kinds import Bars, Curves, Dots, ExperimentFigure, Lines, Splits
+from dpexp.study.readme import ExperimentReadme
+from dpexp.study.records import MeasuredRun, RunsByCell
 
 OF_KIND: dict[type[Any], str] = {
     Bars: "whole_vs_block",

@@ -23,8 +23,8 @@ from pathlib import Path
 
 from dpexp.config.errors import ConfigError, as_config_error
 from dpexp.config.run_config import RunConfig
-from dpexp.study.experiment.experiment import Experiment
-from dpexp.study.experiment.figure_kinds import Bars
+from dpexp.study.experiment import Experiment
+from dpexp.study.figure_kinds import Bars
 
 Axes = Mapping[str, Sequence[tuple[str, ...]]]
 """{option: the words of each of its values}: ``{"virtual": [("--virtual", "1"), ("--virtual", "2")]}``."""

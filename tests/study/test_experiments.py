@@ -9,9 +9,8 @@ import pytest
 from command_lines import ROOT, script
 
 from dpexp.config.errors import ConfigError
-from dpexp.study.experiment.experiment import load_experiment
-from dpexp.study.experiment.index import with_index
-from dpexp.study.experiment.readme import ExperimentReadme, records_of
+from dpexp.study.experiment import load_experiment
+from dpexp.study.readme import ExperimentReadme, records_of, with_index
 
 EXPERIMENTS = ROOT / "experiments"
 NAMES = sorted(path.parent.name for path in EXPERIMENTS.glob("*/config.py"))

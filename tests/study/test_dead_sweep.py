@@ -13,7 +13,7 @@ from command_lines import PATIENCE_S, script, shared, wait
 
 from dpexp.record.journal import JOURNAL, RECORD
 from dpexp.record.record import Record
-from dpexp.study.sweep.sweep import Sweep, plan_runs
+from dpexp.study.sweep import Sweep, plan_runs
 
 
 def wait_until(condition: object) -> None:

@@ -14,9 +14,9 @@ from dpexp.config.errors import ConfigError
 from dpexp.report import intervals, units
 from dpexp.report.intervals import Interval
 from dpexp.report.section import Section
-from dpexp.study.experiment.experiment import RELATIONS, Claim, ClaimOutcome, Experiment
-from dpexp.study.experiment.metrics import Metric, medians, metric, value
-from dpexp.study.experiment.records import MeasuredRun, RunsByCell
+from dpexp.study.experiment import RELATIONS, Claim, ClaimOutcome, Experiment
+from dpexp.study.metrics import Metric, medians, metric, value
+from dpexp.study.records import MeasuredRun, RunsByCell
 
 
 @dataclass(frozen=True)

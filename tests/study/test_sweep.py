@@ -12,9 +12,9 @@ from record_factory import whole
 from dpexp.config.errors import ConfigError
 from dpexp.engine.facts import lock
 from dpexp.record.record import Record
-from dpexp.study.experiment.experiment import Experiment, load_experiment
-from dpexp.study.experiment.records import measured_runs, run_records, speed_ups
-from dpexp.study.sweep.sweep import CompletedRun, Sweep, plan_runs
+from dpexp.study.experiment import Experiment, load_experiment
+from dpexp.study.records import measured_runs, run_records, speed_ups
+from dpexp.study.sweep import CompletedRun, Sweep, plan_runs
 
 pytestmark = pytest.mark.usefixtures("forked_child_runs")
 

@@ -16,22 +16,25 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from dpexp.config.errors import ConfigError, be, did_you_mean, plural
+from dpexp.config import names
+from dpexp.config.errors import ConfigError, be, did_you_mean, plural, text_of
 from dpexp.config.process import home
 from dpexp.config.run_config import config_digest
-from dpexp.record.journal import RECORD, SWEEP_STRATEGY, new_run_id
-from dpexp.record.record import Record
-from dpexp.record.runs import PARENT, summaries
+from dpexp.engine.facts import environment
+from dpexp.record.files import JournalError
+from dpexp.record.journal import RECORD, SWEEP_STRATEGY, Journal, new_run_id, now
+from dpexp.record.record import Record, Row, finish
+from dpexp.record.runs import PARENT, folders, summaries
 from dpexp.report.commands import command_of
-from dpexp.study.experiment.experiment import Experiment
-from dpexp.study.experiment.records import PlannedRun, machine_kind, speed_ups
-from dpexp.study.reproduce.named_files import changed_files
-from dpexp.study.sweep.child_run import run_in_child
-from dpexp.study.sweep.parent import make_parent, name_of, parent_journal, runs_of
+from dpexp.study.child_run import run_in_child
+from dpexp.study.experiment import Experiment
+from dpexp.study.records import PlannedRun, machine_kind, speed_ups
+from dpexp.study.reproduce import changed_files
 
 
 @dataclass(frozen=True)
@@ -201,3 +204,69 @@ class Sweep:
 def command_line(experiment: Experiment, cell: str) -> str:
     """The command that runs a cell by itself, for ``--dry-run``."""
     return command_of(Record(config=experiment.runs[cell].to_dict()))
+
+
+def name_of(experiment: Experiment) -> str:
+    """The name of the experiment's sweeps."""
+    return names.fitted(f"sweep of {experiment.title}", SWEEP_STRATEGY)
+
+
+def runs_of(sweep: Path) -> dict[str, Record]:
+    """{name: Record} of a sweep's runs here: of several of one name the finished one, else the last."""
+    found: dict[str, Record] = {}
+    for folder in folders(sweep.parent):
+        with suppress(JournalError):  # of a run that `runs.py list` names
+            record = Record.load(folder)
+            if record.parent == sweep.name:
+                found[record.name] = max(record, found.get(record.name, record), key=_rank)
+    return found
+
+
+def _rank(record: Record) -> tuple[bool, str]:
+    return record.status == "finished", record.started
+
+
+@contextmanager
+def parent_journal(folder: Path, experiment: Experiment, *, track: bool) -> Iterator[Journal]:
+    """The sweep's journal, new or reopened, until the sweep ends; nobody else can write it meanwhile.
+
+    ``track`` says whether the sweep and its runs may be delivered. Raises JournalError.
+    """
+    with Journal.reopen(folder) if folder.exists() else _new(folder, experiment) as journal:
+        journal.set({"status": "running", "ended": None, "error": None, "config.track": track})
+        journal.flush()
+        end: Row = {"status": "killed"}
+        try:
+            yield journal
+            end = {"status": "finished"}
+        except Exception as error:
+            end = {"status": "failed", "error": {"type": type(error).__name__, "message": text_of(error)}}
+            raise
+        finally:
+            journal.set({"ended": now(), **end})
+    finish(journal.path)
+
+
+def make_parent(folder: Path, experiment: Experiment, *, track: bool) -> None:
+    """Write the sweep's Record, unless another task of the same sweep has made its folder."""
+    try:
+        with _new(folder, experiment) as journal:
+            journal.set({"status": "finished", "ended": now(), "config.track": track})
+    except JournalError:
+        if not folder.exists():
+            raise
+    else:
+        finish(journal.path)
+
+
+def _new(folder: Path, experiment: Experiment) -> Journal:
+    config = {
+        "question": experiment.question,
+        "cells": list(experiment.runs),
+        "repeats": experiment.repeats,
+    }
+    facts = {"config": config, "environment": environment()}
+    journal = Journal(folder.parent, folder.name)
+    journal.set(facts, name=name_of(experiment), experiment=experiment.name, strategy=SWEEP_STRATEGY)
+    journal.flush()
+    return journal

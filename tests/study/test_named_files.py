@@ -19,8 +19,7 @@ from dpexp.config.errors import ConfigError
 from dpexp.config.run_config import RunConfig
 from dpexp.engine.references import ALIASES, references
 from dpexp.record.record import Record
-from dpexp.study.reproduce.named_files import changed_files, check_files
-from dpexp.study.reproduce.reproduce import reproduce
+from dpexp.study.reproduce import changed_files, check_files, reproduce
 
 pytestmark = pytest.mark.usefixtures("forked_child_runs")
 MODEL = """

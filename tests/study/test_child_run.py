@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from dpexp.config.run_config import RunConfig
-from dpexp.study.sweep.child_run import run_command, run_in_child
+from dpexp.study.child_run import run_command, run_in_child
 
 FAILS_LATER = """
 import torch

@@ -8,12 +8,12 @@ from record_factory import whole
 
 from dpexp.config.errors import ConfigError
 from dpexp.config.run_config import RunConfig
-from dpexp.study.experiment.claims import judge
-from dpexp.study.experiment.experiment import Claim, Experiment
-from dpexp.study.experiment.figure_kinds import Bars
-from dpexp.study.experiment.metrics import table_cell
-from dpexp.study.experiment.readme import fill
-from dpexp.study.experiment.records import MeasuredRun
+from dpexp.study.claims import judge
+from dpexp.study.experiment import Claim, Experiment
+from dpexp.study.figure_kinds import Bars
+from dpexp.study.metrics import table_cell
+from dpexp.study.readme import fill
+from dpexp.study.records import MeasuredRun
 
 
 def experiment(*claims: Claim, cells: tuple[str, ...] = ("single", "wide-2", "wide-3")) -> Experiment:

@@ -5,12 +5,12 @@ from pathlib import Path
 
 from command_lines import ROOT, python, script
 
-from dpexp.study.experiment.experiment import load_experiment
-from dpexp.study.experiment.records import run_records
+from dpexp.study.experiment import load_experiment
+from dpexp.study.records import run_records
 
 CONFIG = """
-from dpexp.study.experiment.experiment import Claim
-from dpexp.study.experiment.figure_kinds import Bars
+from dpexp.study.experiment import Claim
+from dpexp.study.figure_kinds import Bars
 QUESTION, RUNS = "Which is faster?", {}
 PROGRAMS = {"quick": ("program.py", "1"), "slow": ("program.py", "9")}
 CLAIMS = [Claim("It is slower.", "step_ms", "slow", ">", 5.0, "quick")]

@@ -29,8 +29,8 @@ from dpexp.config.run_config import FILING, RunConfig, known_options
 from dpexp.config.strategy_options import REFERENCE
 from dpexp.record.record import Row
 from dpexp.study import MOST_REPEATS
-from dpexp.study.experiment.figure_kinds import ExperimentFigure
-from dpexp.study.experiment.records import RECORDS, RunsByCell, measured_runs, run_records
+from dpexp.study.figure_kinds import ExperimentFigure
+from dpexp.study.records import RECORDS, RunsByCell, measured_runs, run_records
 
 CONFIG, README = "config.py", "README.md"
 REQUIRED = ("QUESTION", "RUNS", "CLAIMS", "ANSWER", "COLUMNS", "FIGURE")
