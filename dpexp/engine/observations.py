@@ -115,10 +115,6 @@ class Observations:
         counted = {"tokens": sum(tokens)} if None not in tokens else {}
         return self._merged(_merged_work, row) | counted
 
-    def energy(self, joules: dict[str, float]) -> dict[str, float]:
-        """The joules of the devices of all ranks."""
-        return self._merged(_merged_energy, joules)
-
 
 # --- the observations of all ranks as one: ``names`` are the devices of the ranks, a rank is a replica ---
 
@@ -184,11 +180,6 @@ def _merged_memory_use(by_rank: Sequence[list[Row]], names: Sequence[str]) -> li
         for rank, (rows, name) in enumerate(zip(by_rank, names, strict=True))
         for row in rows
     ]
-
-
-def _merged_energy(by_rank: Sequence[dict[str, float]], names: Sequence[str]) -> dict[str, float]:
-    by_name = zip(names, by_rank, strict=True)
-    return {name: joules for name, of_rank in by_name for joules in of_rank.values()}
 
 
 def _merged_work(by_rank: Sequence[Row], names: Sequence[str]) -> Row:

@@ -1,21 +1,17 @@
 """Passes: a prepared run from its verification to its last pass. Facts go to the journal as found."""
 
 import math
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 
 from dpexp import tensors
 from dpexp.distributed.signals import SignalHandler
-from dpexp.engine.facts import cpu_name
 from dpexp.engine.observations import Observations
 from dpexp.engine.prepared import Prepared
 from dpexp.engine.progress import ProgressBar
 from dpexp.engine.step_log import StepLog
 from dpexp.engine.verify import Verification
 from dpexp.measurement.collectives import counted_collectives
-from dpexp.measurement.energy import EnergyMeter
-from dpexp.measurement.peak import peak
 from dpexp.measurement.profile import STEPS, WARM_UP, profile_steps
 from dpexp.measurement.step_profile import StepProfile
 from dpexp.measurement.steps import timed_steps
@@ -94,7 +90,6 @@ class Measurement:
         if self.trainer.optimizers is not None:
             self.trainer.optimizers.restart()
         self.progress.begin("steps", total)
-        energy = EnergyMeter(self.prepared.selection.used)
         self._log.restart_interval()
         try:
             for epoch in range(math.ceil(total / per_epoch)):
@@ -104,8 +99,6 @@ class Measurement:
             if not self._schedule.by_epoch:
                 self._evaluate()
             self._flush()
-            if joules := self.observations.energy(energy.joules()):
-                self.journal.set({"work.energy": {"joules": joules, "steps": total}})
         except BaseException:
             self._log.keep()
             raise
@@ -168,12 +161,6 @@ class Measurement:
         profile.take(next(self.prepared.local_batches(0)))
         work = self.observations.work(profile.work())
         memory_use = self.observations.memory_use(profile.memory())
-        if self._group.is_first:  # nothing else computes: the other ranks are done
-            flops = sum(work.get("flops", {}).values())
-            dtype = self.prepared.autocast or str(self.prepared.dtype).removeprefix("torch.")
-            with suppress(RuntimeError):  # no room for its matrices, or no such product on the device
-                if row := peak(self.prepared.selection.used, self._group, cpu_name(), dtype, flops):
-                    work["peak"] = row
         self.journal.set({"memory_use": memory_use, **{f"work.{key}": value for key, value in work.items()}})
         self.journal.flush()
 

@@ -2,7 +2,7 @@
 
 ``steps`` times steps, ``collectives`` counts what ranks send. ``observe`` has shapes and the
 device map, ``step_profile`` the memory and FLOPs of one step, with the formulas of ``flops``. ``profile`` is
-torch's own profiler, ``evaluation`` has loss and metrics of rows that are held out. ``peak`` and ``energy``
-measure the machine. It knows no config of a run. ``engine`` and ``run`` import it; it imports ``training``
-and what lies below. Start reading in ``steps``.
+torch's own profiler, ``evaluation`` has loss and metrics of rows that are held out. It knows no config of a
+run. ``engine`` and ``run`` import it; it imports ``training`` and what lies below. Start reading in
+``steps``.
 """

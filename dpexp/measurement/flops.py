@@ -43,25 +43,13 @@ class CountingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         raise NotImplementedError
 
 
-class CountFlops(CountingMode):
-    """``total`` is that of all operators inside for which there is a formula.
-
-    Layers that PyTorch computes as one operator without gradients are computed as with them.
-    """
+class CountFlops(CountingMode):  # type: ignore[no-untyped-call]
+    """``total`` is that of all operators inside for which there is a formula."""
 
     def __init__(self) -> None:
         super().__init__()
         self.total = 0
         self._lock = threading.Lock()  # replicas compute in several threads
-
-    def __enter__(self) -> Any:
-        self._fast = torch.backends.mha.get_fastpath_enabled()
-        torch.backends.mha.set_fastpath_enabled(False)
-        return super().__enter__()  # type: ignore[no-untyped-call]
-
-    def __exit__(self, *exception: Any) -> None:
-        super().__exit__(*exception)  # type: ignore[no-untyped-call]
-        torch.backends.mha.set_fastpath_enabled(self._fast)
 
     def counted(self, func: Any, args: Any, kwargs: Any) -> Any:
         outputs, operator, flops = func(*args, **kwargs), getattr(func, "_overloadpacket", func), 0

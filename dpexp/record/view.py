@@ -268,17 +268,3 @@ class RecordView:
         rows, usual = self.record.work.get("rows"), self.usual
         is_same = usual is not None and usual.median and rows == usual.rows
         return float(1000 * amount / usual.median) if amount and usual and is_same else None
-
-    @property
-    def peak_share(self) -> float | None:
-        """The FLOP/s as a share of the machine's peak."""
-        peak, rate = self.record.work.get("peak"), self.flops_per_s
-        if rate is None or not peak:
-            return None
-        return rate / (float(peak["flops_per_s"]["max"]) * int(peak["devices"]))
-
-    @property
-    def joules_per_step(self) -> float | None:
-        """Energy of the measured steps, all that runs there included, divided by their number."""
-        energy = self.record.work.get("energy") or {"steps": 0}
-        return float(sum(energy["joules"].values()) / energy["steps"]) if energy["steps"] else None

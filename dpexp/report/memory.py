@@ -23,7 +23,7 @@ def work_section(view: RecordView) -> Section | None:
     rows = tuple((units.span(devices), *sizes) for sizes, devices in alike.items())
     table = Table(("device", *(HEADINGS.get(key, key) for key in shown)), rows) if rows else None
     note = f"memory and FLOPs of a step: {work['note']}" if work.get("note") else ""
-    lines = [note] if note else [_computed(view), _peak(view), _tokens_and_energy(view)]
+    lines = [note] if note else [_computed(view), _tokens(view)]
     return Section("Memory and work of a step", tuple(filter(None, lines)), table=table)
 
 
@@ -37,26 +37,9 @@ def _computed(view: RecordView) -> str:
     return f"a step of {rows} computes at least {', '.join(parts)}{rate}"
 
 
-def _peak(view: RecordView) -> str:
-    """The share of the machine's peak, and how that was measured."""
-    share, peak = view.peak_share, view.record.work.get("peak")
-    if share is None or peak is None or view.noise:
-        return ""
-    rates, several = peak["flops_per_s"], f"{peak['devices']} × " if peak["devices"] > 1 else ""
-    return (
-        f"that is at least {units.percent(share)} of the peak of {several}{peak['device']}: "
-        f"{units.flop(rates['max'])}/s, the most of {rates['n']} products of matrices "
-        f"({peak['size']} x {peak['size']}, {peak['dtype']}, {plural(peak['threads'], 'thread')})"
-    )
-
-
-def _tokens_and_energy(view: RecordView) -> str:
-    tokens, joules = view.tokens_per_s, view.joules_per_step
-    parts = [f"{units.number(tokens)} tokens/s"] if tokens and not view.noise else []
-    if joules is not None:
-        names = ", ".join(view.record.work["energy"]["joules"])
-        parts.append(f"{joules:.3g} J per step of {names}, all that runs there included")
-    return "; ".join(parts)
+def _tokens(view: RecordView) -> str:
+    tokens = view.tokens_per_s
+    return f"{units.number(tokens)} tokens/s" if tokens and not view.noise else ""
 
 
 def profile_section(record: Record) -> Section | None:

@@ -23,7 +23,7 @@ EXECUTIONS = {
     "virtual": "VIRTUAL devices",
     "passthrough": "PASSTHROUGH: the whole model ran on the host",
 }
-OF_STEP_TIME = ("samples_per_s", "wall_samples_per_s", "peak_share")
+OF_STEP_TIME = ("samples_per_s", "wall_samples_per_s")
 """Figures that a run which cannot be judged does not show, or in its verdict."""
 
 

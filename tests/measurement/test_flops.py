@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 from engine_runs import recorded
-from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.flop_counter import flop_registry
@@ -76,25 +75,6 @@ def test_every_kernel_has_the_same_forward(is_fused: bool, call: str) -> None:
         flops = counted(lambda: scaled_dot_product_attention(query, key, value, **options))
     computes_again = is_fused and call not in ("dropout", "trained bias")
     assert flops == (2 * SCORES, (5 if computes_again else 4) * SCORES)
-
-
-@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-def test_layers_that_are_one_operator_without_gradients_compute_what_they_do_with_them() -> None:
-    attention = nn.MultiheadAttention(DIM, HEADS, batch_first=True).eval()
-    layer = nn.TransformerEncoderLayer(DIM, HEADS, 4 * DIM, batch_first=True).eval()
-    encoder, x = nn.TransformerEncoder(layer, 1).eval(), torch.randn(ROWS, LENGTH, DIM)
-    padding = torch.arange(LENGTH).expand(ROWS, LENGTH) >= 4
-    calls = (
-        lambda: attention(x, x, x)[0],
-        lambda: layer(x),
-        lambda: encoder(x, src_key_padding_mask=padding),
-    )
-    for call in calls:
-        with torch.no_grad():
-            alone, nothing = counted(call)
-        assert (alone, nothing) == (counted(call)[0], 0)
-        assert alone > 2 * SCORES
-    assert torch.backends.mha.get_fastpath_enabled()
 
 
 def test_the_formulas_are_those_that_pytorch_has_for_accelerators() -> None:

@@ -10,14 +10,11 @@ import torch
 from engine_runs import recorded
 from launching import record, run
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from dpexp.config.run_config import RunConfig
 from dpexp.measurement.observe import size_of
-from dpexp.record.figures import rounded
 from dpexp.record.record import Record, Row
-from dpexp.tracking.content import summary_metrics
 
 DEPTH, WIDTH, ROWS = 4, 16, 12
 FLOAT = 4
@@ -42,14 +39,6 @@ class Chain(nn.Module):
 
     def example(self, samples: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
         return torch.randn(samples, WIDTH, generator=generator), torch.zeros(samples)
-
-
-class Checkpointed(Chain):
-    """Computes the layers again in backward."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        outputs: torch.Tensor = checkpoint(self.layers, x, use_reentrant=False)
-        return outputs
 
 
 class Threaded(Chain):
@@ -100,27 +89,6 @@ def test_the_memory_of_a_chain_is_its_closed_form(dpexp_home: Path) -> None:
         "optimizer": 2 * PARAMETERS,
         "activations": ACTIVATIONS,
     }
-
-
-def test_each_category_grows_with_its_own_cause(dpexp_home: Path) -> None:
-    """Rows raise activations only, Adam its state only, and checkpoints lower activations for more work."""
-    records = [
-        profiled(dpexp_home, "single", run_id, model, devices="cpu", **options)
-        for run_id, model, options in (
-            ("usual", "Chain", {}),
-            ("rows", "Chain", {"batch_size": 2 * ROWS}),
-            ("adam", "Chain", {"optimizer": "adam"}),
-            ("again", "Checkpointed", {}),
-        )
-    ]
-    usual, *others = map(only_row, records)
-    fixed = ("device", "parameters", "buffers", "gradients")
-    assert all(row[key] == usual[key] for row in others for key in fixed)
-    found = [(row["activations"], row["optimizer"]) for row in (usual, *others)]
-    assert found == [(ACTIVATIONS, 0), (2 * ACTIVATIONS, 0), (ACTIVATIONS, 2 * PARAMETERS), (0, 0)]
-    product = 2 * ROWS * WIDTH * WIDTH  # a checkpoint computes all but the last layer again
-    assert [record.work["flops"]["forward"] for record in (records[0], records[-1])] == [DEPTH * product] * 2
-    assert records[-1].work["flops"]["backward"] >= (3 * DEPTH - 2) * product
 
 
 @pytest.mark.parametrize("strategy", ["whole", "functional"])
@@ -174,14 +142,6 @@ def test_flops_are_those_of_the_counter_of_pytorch(dpexp_home: Path) -> None:
     assert found["flops"] == {"forward": DEPTH * product, "backward": (2 * DEPTH - 1) * product}
 
 
-def test_the_figures_are_metrics_of_mlflow(dpexp_home: Path) -> None:
-    record = profiled(dpexp_home, "whole", virtual=2, optimizer="adam")
-    metrics = summary_metrics(record)
-    assert record.summary["memory_bytes"]["optimizer"] == 2 * PARAMETERS
-    assert metrics["activation_bytes"] == rounded(record.summary["memory_bytes"]["activations"])
-    assert metrics["flops_per_s"] == rounded(record.summary["flops_per_s"])
-
-
 def test_what_cannot_be_observed_is_left_out(dpexp_home: Path) -> None:
     for model, note in (("Threaded", "threads"), ("Shy", "somebody is looking")):
         record = profiled(dpexp_home, "single", model, model, devices="cpu")
@@ -216,3 +176,15 @@ def test_a_forward_only_run_has_no_gradients(dpexp_home: Path) -> None:
     record = profiled(dpexp_home, "single", devices="cpu", eval=True)
     assert (only_row(record)["gradients"], only_row(record)["optimizer"]) == (0, 0)
     assert set(record.work["flops"]) == {"forward"}
+
+
+def test_tokens_are_counted_where_the_loss_counts_them(dpexp_home: Path) -> None:
+    words: dict[str, Any] = (
+        {"model": "rnn", "data": "sequences:samples=40", "devices": "cpu"} | SHORT | {"batch_size": 20}
+    )
+    record = recorded(dpexp_home, RunConfig("single", reduction="tokens", **words))
+    steps = record.summary["step_ms"]["median"] / 1000
+    assert record.work["tokens"] >= 20
+    assert record.summary["tokens_per_s"] == pytest.approx(record.work["tokens"] / steps)
+    rows = recorded(dpexp_home, RunConfig("single", **words), "rows")
+    assert "tokens" not in rows.work

@@ -1,4 +1,4 @@
-"""Metrics of the user: of all rows, the same in every layout, by epoch, in comparisons and in MLflow."""
+"""Metrics of the user: of all rows, the same in every layout, by epoch and in MLflow."""
 
 from pathlib import Path
 from typing import Any
@@ -12,9 +12,6 @@ from torch import nn
 import dpexp
 from dpexp.config.errors import ConfigError
 from dpexp.record.record import Record
-from dpexp.report.compare import compare
-from dpexp.report.data import comparison_rows
-from dpexp.report.table import comparison_sections
 
 ROWS, HELD_OUT, EPOCHS = 90, 50, 2
 
@@ -86,63 +83,11 @@ def test_metrics_are_those_of_all_rows_and_the_same_over_replicas_and_ranks(dpex
     assert expected_metrics(ddp)["validation_f1"] == dict(enumerate(single.metrics["validation_f1"]))
 
 
-def test_the_values_are_those_of_plain_pytorch(dpexp_home: Path) -> None:
-    torch.manual_seed(3)
-    model, (inputs, targets) = Net().eval(), held_out()
-    found = run_with(
-        "whole", virtual=2, model=model, validation=held_out(), metrics={"f1": macro_f1}, eval=True
-    ).metrics
-    with torch.no_grad():
-        outputs = model(inputs)
-    assert found["validation_f1"] == [float(macro_f1(outputs, targets))] * EPOCHS
-    expected = float(nn.functional.cross_entropy(outputs, targets))
-    assert found["validation_loss"] == pytest.approx([expected] * EPOCHS, rel=1e-6)
-    parts = [float(macro_f1(*pair)) for pair in zip(outputs.split(30), targets.split(30), strict=True)]
-    assert abs(found["validation_f1"][0] - sum(parts) / len(parts)) > 1e-3, "it is no mean over batches"
-
-
 def test_without_rows_that_are_held_out_metrics_are_of_the_rows_of_the_epoch(dpexp_home: Path) -> None:
     words = ("--model", f"{__file__}:Net", "--data", f"{__file__}:train", "--metrics", f"{__file__}:both")
     done = record(run("single", *words, "--steps", "2", "--phase-steps", "0", "--json"))
     assert done["metrics"].keys() == {"train_f1", "train_rows"}
     assert done["metrics"]["train_rows"] == [60.0], "of two steps, not of the three of an epoch"
-
-
-def drawn(count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    inputs = torch.randn(count, 6)
-    return inputs, (inputs[:, 0] > 0).long()
-
-
-def test_a_factory_draws_other_rows_to_evaluate_and_changes_no_weight(dpexp_home: Path) -> None:
-    fixed = Net()  # which draws nothing when it is copied
-    data, validation = f"{__file__}:drawn:count=40", f"{__file__}:drawn:count=20"
-    seen: list[torch.Tensor] = []
-
-    class Seen(Net):
-        def forward(self, inputs: torch.Tensor) -> Any:
-            seen.append(inputs.detach().clone())
-            return super().forward(inputs)
-
-    model = Seen()
-    model.load_state_dict(fixed.state_dict())
-    with_rows = run_with("single", devices="cpu", model=model, data=data, validation=validation)
-    evaluated, trained = (torch.cat([x for x in seen if len(x) == rows]) for rows in (20, 30))
-    assert not torch.isin(evaluated, trained).any()
-    without = run_with("single", devices="cpu", model=fixed, data=data)
-    assert with_rows.steps["loss"] == without.steps["loss"]
-
-
-def test_comparisons_have_a_column_for_each_metric(dpexp_home: Path) -> None:
-    first = run_with("single", devices="cpu", validation=held_out(), metrics={"f1": macro_f1}, steps=2)
-    second = run_with("single", devices="cpu", steps=3)
-    compared = compare([dpexp_home / "runs" / each.run_id for each in (first, second)])
-    with_f1, without = sorted(comparison_rows(compared), key=lambda row: row["steps"], reverse=True)
-    assert with_f1["validation_f1"] in (first.metrics["validation_f1"][-1], None)
-    assert {with_f1["validation_f1"], without["validation_f1"]} == {first.metrics["validation_f1"][-1], None}
-    (section,) = (each for each in comparison_sections(compared) if each.title.startswith("Comparison 1"))
-    assert section.table is not None
-    column = section.table.columns.index("validation_f1")
-    assert {row[column] for row in section.table.rows} == {f"{first.metrics['validation_f1'][-1]:.4g}", "-"}
 
 
 @pytest.mark.parametrize(

@@ -20,9 +20,7 @@ from dpexp.study.metrics import METRICS, value
 from dpexp.study.records import MeasuredRun
 from dpexp.tracking import content
 
-RATES = {"median": 8e9, "iqr": 1e9, "min": 7e9, "max": 1e10, "n": 5}
-PEAK = {"device": "a CPU", "dtype": "float32", "threads": 2, "size": 64, "devices": 1, "flops_per_s": RATES}
-WORK = {"rows": 30, "flops": {"forward": 500_000, "backward": 1_500_000}, "tokens": 480, "peak": PEAK}
+WORK = {"rows": 30, "flops": {"forward": 500_000, "backward": 1_500_000}, "tokens": 480}
 MEMORY_USE = [{"device": f"cpu:{index}", "parameters": 48, "activations": 480 + index} for index in (0, 1)]
 KINDS: dict[str, Callable[[], Record]] = {
     "whole": lambda: whole(2),

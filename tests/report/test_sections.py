@@ -169,20 +169,12 @@ def test_a_full_report_has_memory_by_category_and_work() -> None:
     assert "flops_per_s" not in summarize(record)
 
 
-def test_a_full_report_has_the_share_of_the_peak_tokens_and_energy() -> None:
-    rates = {"median": 9e9, "iqr": 1e8, "min": 8e9, "max": 1e10, "n": 20}
-    peak = {"device": "A CPU", "dtype": "float32", "threads": 2, "size": 512, "devices": 2}
-    energy = {"joules": {"package-0": 30.0, "cuda:0": 20.0}, "steps": 100}
-    work = {"rows": 30, "flops": {"forward": 10**7}, "tokens": 90.0, "peak": peak | {"flops_per_s": rates}}
-    record = whole(2, step_ms=2.0, work=work | {"energy": energy})
+def test_a_full_report_has_tokens_per_second() -> None:
+    work = {"rows": 30, "flops": {"forward": 10**7}, "tokens": 90.0}
+    record = whole(2, step_ms=2.0, work=work)
     step_s = record.summary["step_ms"]["median"] / 1000
-    share = units.percent(10**7 / step_s / 2e10)
-    assert f"; share of the peak {share}\n" in report.summary(record, width=160)
     text = flat(report.summary(record, width=160, full=True))
-    assert (
-        f"at least {share} of the peak of 2 × A CPU: 10 GFLOP/s, the most of 20 products of matrices" in text
-    )
-    assert f"{units.number(90 / step_s)} tokens/s; 0.5 J per step of package-0, cuda:0" in text
+    assert f"{units.number(90 / step_s)} tokens/s" in text
 
 
 def test_shares_of_phases_and_the_rest_add_up() -> None:
