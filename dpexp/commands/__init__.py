@@ -1,6 +1,6 @@
-"""Commands: thin Typer apps, which parse, call and print. Nothing imports this package but scripts/ and tests.
+"""Commands: thin Typer apps, which parse, call and print. Only scripts/ and tests import them.
 
-``scripts/NAME.py`` runs the app of ``NAME``, and the installed command ``dpexp`` (``main``) has each as a subcommand.
-``app`` and ``options`` are what all are made of. ``--help`` imports neither torch nor mlflow: a command imports what it
-needs when it runs. Start reading with ``run``.
+``scripts/NAME.py`` runs the app of ``NAME``, and the installed command ``dpexp`` (``main``) has each as a
+subcommand. ``app`` and ``options`` are what all are made of. ``--help`` imports neither torch nor mlflow: a
+command imports what it needs when it runs. Start reading with ``run``.
 """

@@ -182,7 +182,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "runs list": ("-n 10", "--json"),
     "runs show": ("last", "last --full"),
     "runs sync": ("", "last"),
-    "runs reproduce": ("last --runs 5", "record.json --exact"),
+    "runs reproduce": ("last --runs 5", "record.json --trust"),
     "runs remove": ("last", "last --yes"),
     "sweep": ("experiments/why_slower --resume", "whole --virtual 1,2,4 --dry-run"),
     "report": ("", "last --out compared"),

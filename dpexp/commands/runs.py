@@ -168,9 +168,6 @@ def reproduce(
     run: Annotated[
         str, typer.Argument(metavar="RUN|record.json", help="A recorded run, or the file of a Record.")
     ],
-    exact: Annotated[
-        bool, typer.Option("--exact", help="Run the recorded commit in a git worktree.")
-    ] = False,
     trust: Annotated[
         bool,
         typer.Option("--trust", help="Run the code and read the files that a Record from elsewhere names."),
@@ -209,7 +206,7 @@ def reproduce(
     def warn(message: str) -> None:
         say(f"warning: {message}", err=True)
 
-    result = reproduce.reproduce(record, exact=exact, trust=is_trusted, warn=warn, runs=repeats, track=track)
+    result = reproduce.reproduce(record, trust=is_trusted, warn=warn, runs=repeats, track=track)
     show_report(terminal.terminal_text(reproduction.reproduction_sections(result)))
     raise typer.Exit(Exit.DONE if result.is_reproduced else Exit.FAILED)
 

@@ -16,9 +16,9 @@ ROOT = Path(__file__).resolve().parents[2]
 """The folder that ``dpexp`` is imported from."""
 
 
-def is_checkout(root: Path = ROOT) -> bool:
-    """Whether ``root`` is a checkout of the repository, and not a folder of installed packages."""
-    return (root / "pyproject.toml").is_file() and (root / "scripts" / "run.py").is_file()
+def is_checkout() -> bool:
+    """Whether ``ROOT`` is a checkout of the repository, and not a folder of installed packages."""
+    return (ROOT / "pyproject.toml").is_file() and (ROOT / "scripts" / "run.py").is_file()
 
 
 def working_root() -> Path:
@@ -49,9 +49,9 @@ def command(app: str) -> str:
     return f"python scripts/{app}.py" if is_checkout() else f"dpexp {app}"
 
 
-def python_path(root: Path = ROOT) -> str:
-    """PYTHONPATH for a child process that imports the ``dpexp`` in ``root``; it finds an installed one."""
-    roots = [str(root)] if is_checkout(root) else []
+def python_path() -> str:
+    """PYTHONPATH for a child process that imports this ``dpexp``; it finds an installed one."""
+    roots = [str(ROOT)] if is_checkout() else []
     return os.pathsep.join([*roots, *filter(None, [os.environ.get("PYTHONPATH")])])
 
 

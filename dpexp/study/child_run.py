@@ -9,9 +9,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
-from dpexp.config.process import ROOT, c_library, end_with_parent, python_path
+from dpexp.config.process import c_library, end_with_parent, python_path
 from dpexp.record.record import Record, Row
 from dpexp.record.redact import redact
 
@@ -28,9 +27,7 @@ if outcome.record is not None:
 if outcome.error is not None:
     sys.exit(f"error: {type(outcome.error).__name__}: {outcome.error}")
 """
-"""What the child runs. It uses names that every version of dpexp has: ``reproduce --exact`` runs old ones."""
-
-
+"""What the child runs."""
 GRACE_S = 30.0
 """How long a run may take to end after it is told."""
 
@@ -43,10 +40,10 @@ class ChildRun:
     error: str
 
 
-def run_in_child(config: Row, environ: Mapping[str, str], root: Path = ROOT) -> ChildRun:
-    """Run the config with the ``dpexp`` in ``root``; the working directory may hold another one."""
+def run_in_child(config: Row, environ: Mapping[str, str]) -> ChildRun:
+    """Run the config with this ``dpexp``; the working directory may hold another one."""
     command = [sys.executable, "-P", "-c", CODE]
-    return run_command(command, {"PYTHONPATH": python_path(root), **environ}, json.dumps(config))
+    return run_command(command, {"PYTHONPATH": python_path(), **environ}, json.dumps(config))
 
 
 def run_command(command: Sequence[str], environ: Mapping[str, str], stdin: str = "") -> ChildRun:

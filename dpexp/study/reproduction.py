@@ -147,9 +147,7 @@ class Reproduction:
         return all(check.is_equal is not False for check in self.checks if check.is_required)
 
 
-def compare_records(
-    then: Record, now: Record, repeats: Sequence[Record] = (), *, exact: bool = False
-) -> Reproduction:
+def compare_records(then: Record, now: Record, repeats: Sequence[Record] = ()) -> Reproduction:
     """Which parts of two Records of one config are equal, and which must be; ``repeats`` are for its time."""
     differences = _differences(then, now)
     same_bits = not any(difference.affects == "bits" for difference in differences)
@@ -169,7 +167,7 @@ def compare_records(
         losses(then.steps["loss"], now.steps["loss"], same_bits),
         time(then, [now, *repeats]),
     ]
-    return Reproduction(then, now, differences, checks, _warnings(then, now, exact))
+    return Reproduction(then, now, differences, checks, _warnings(then, now))
 
 
 def _differences(then: Record, now: Record) -> list[EnvironmentDifference]:
@@ -198,21 +196,12 @@ def _status(then: Record, now: Record) -> str:
     return f"{then.status} then, {now.status} now{error}" if then.status != now.status else now.status
 
 
-def _warnings(then: Record, now: Record, exact: bool) -> list[str]:
-    found = [
+def _warnings(then: Record, now: Record) -> list[str]:
+    return [
         f"{when} with uncommitted changes: no commit holds that code"
         for record, when in ((then, "the record was made"), (now, "this reproduction was made"))
-        if _is_dirty(record)
+        if (record.environment.get("git") or {}).get("dirty")
     ]
-    if exact and _is_dirty(then):
-        found.append("--exact checked out the commit without those changes")
-    if then.damage:
-        found.append(f"the record was damaged: {'; '.join(then.damage)}")
-    return found
-
-
-def _is_dirty(record: Record) -> bool:
-    return bool((record.environment.get("git") or {}).get("dirty"))
 
 
 def reproduction_sections(result: Reproduction) -> list[Section]:

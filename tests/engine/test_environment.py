@@ -1,12 +1,14 @@
 """The environment of a Record: what is installed, as the installed packages say."""
 
+import subprocess
 from importlib import metadata
 from pathlib import Path
 
+import needs
 import pytest
 
 from dpexp.config.process import ROOT
-from dpexp.engine.facts import environment
+from dpexp.engine.facts import environment, git
 
 
 def test_the_packages_are_those_that_importlib_finds() -> None:
@@ -28,3 +30,12 @@ def test_a_program_of_the_checkout_is_named_by_its_path_in_it(
 ) -> None:
     monkeypatch.setattr("sys.argv", [str(program), "whole", "--steps", "3"])
     assert environment()["argv"] == [recorded, "whole", "--steps", "3"]
+
+
+@needs.checkout
+def test_the_checkout_of_another_user_has_a_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+    commit = git(ROOT)["commit"]
+    monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
+    refused = subprocess.run(["git", "-C", str(ROOT), "status"], capture_output=True, text=True, check=False)
+    assert "dubious ownership" in refused.stderr
+    assert git(ROOT)["commit"] == commit

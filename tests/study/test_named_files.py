@@ -9,17 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import journals
-import launching
 import pytest
 from command_lines import ROOT, python
-from record_factory import whole
 
 import dpexp
 from dpexp.config.errors import ConfigError
 from dpexp.config.run_config import RunConfig
 from dpexp.engine.references import ALIASES, references
 from dpexp.record.record import Record
-from dpexp.study.reproduce import changed_files, check_files, reproduce
+from dpexp.study.reproduce import changed_files, reproduce
 
 pytestmark = pytest.mark.usefixtures("forked_child_runs")
 MODEL = """
@@ -109,21 +107,6 @@ def test_a_file_that_changed_is_reported_before_anything_runs(dpexp_home: Path, 
     assert not reproduced.is_reproduced
 
 
-def test_a_commit_outside_of_the_history_needs_trust() -> None:
-    record = whole(2)
-    record.environment["git"] = {"commit": "0" * 40, "dirty": False}
-    with pytest.raises(ConfigError, match=r"commit 0000.*not in this checkout's history"):
-        reproduce(record, exact=True)
-    record.environment["git"] = {"commit": "--help"}
-    with pytest.raises(ConfigError, match="not a commit's hash"):
-        reproduce(record, exact=True)
-
-
-def test_a_redacted_option_is_not_run_as_if_it_were_complete() -> None:
-    with pytest.raises(ConfigError, match="credential"):
-        check_files(whole(2), {"strategy": "whole", "model": "pkg.mod:make:token=***"})
-
-
 def test_every_name_of_dpexp_runs_without_trust() -> None:
     for option, aliases in ALIASES.items():
         for name in aliases:
@@ -132,24 +115,3 @@ def test_every_name_of_dpexp_runs_without_trust() -> None:
             config = RunConfig("single", **{option: text})  # type: ignore[arg-type]
             outside = [reference for reference in references(config) if reference.is_outside]
             assert len(outside) == reads_a_file
-
-
-def test_a_relative_path_is_one_of_the_directory_where_the_run_was_started(
-    dpexp_home: Path, tmp_path: Path
-) -> None:
-    here, there = tmp_path / "here", tmp_path / "there"
-    for folder in (here, there):
-        folder.mkdir()
-    (here / "book.txt").write_text("to be or not to be " * 20)
-    words = ("single", "--model", "rnn", "--data", "text:book.txt,length=8", "--steps", "1", "--json")
-    made = launching.record(launching.run(*words, folder=here))
-    assert made["environment"]["directory"] == str(here)
-    lacking = runs_script("reproduce", made["run_id"], folder=there)
-    assert (lacking.returncode, lacking.stdout) == (2, "")
-    where = f"the run was started in {here}: repeat it there"
-    assert f"there is no file book.txt in {there}; {where}" in lacking.stderr
-    (there / "book.txt").write_text("another book " * 40)
-    other = runs_script("reproduce", made["run_id"], "--runs", "1", folder=there)
-    assert other.returncode == 1
-    assert "warning: book.txt has changed since the run" in other.stderr
-    assert where in other.stderr

@@ -2,24 +2,21 @@
 
 import copy
 import json
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import needs
 import pytest
-from command_lines import ROOT, script
+from command_lines import script
 from record_factory import whole
 
 import dpexp
 from dpexp.config.errors import ConfigError
 from dpexp.config.run_config import RunConfig, config_digest
-from dpexp.engine.facts import git
 from dpexp.record.figures import summarize
 from dpexp.record.record import Record
 from dpexp.report import terminal
-from dpexp.study.reproduce import config_of, is_in_history, reproduce, worktree
+from dpexp.study.reproduce import config_of, reproduce
 from dpexp.study.reproduction import Reproduction, compare_records, reproduction_sections
 
 pytestmark = pytest.mark.usefixtures("forked_child_runs")
@@ -201,31 +198,6 @@ def test_a_config_of_another_dpexp_names_what_is_unknown() -> None:
     record.config["backend"] = "gone"
     with pytest.raises(ConfigError, match="gone"):
         reproduce(record)
-
-
-@needs.checkout
-def test_exact_checks_out_the_recorded_commit_and_removes_it_afterwards() -> None:
-    commit = subprocess.run(
-        ["git", "-C", str(ROOT), "rev-parse", "HEAD"], capture_output=True, text=True, check=True
-    ).stdout.strip()
-    record = whole(2)
-    record.environment["git"] = {"commit": commit, "dirty": False}
-    with worktree(record) as code:
-        assert (code / "scripts" / "run.py").is_file()
-    assert not code.exists()
-    record.environment["git"] = {"commit": "0" * 40, "dirty": False}
-    with pytest.raises(ConfigError, match="cannot be checked out"), worktree(record):
-        pass
-
-
-@needs.checkout
-def test_the_checkout_of_another_user_has_a_commit(monkeypatch: pytest.MonkeyPatch) -> None:
-    commit = git(ROOT)["commit"]
-    monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
-    refused = subprocess.run(["git", "-C", str(ROOT), "status"], capture_output=True, text=True, check=False)
-    assert "dubious ownership" in refused.stderr
-    assert git(ROOT)["commit"] == commit
-    assert is_in_history(commit)
 
 
 def test_the_file_of_a_record_that_is_not_there_is_named() -> None:
