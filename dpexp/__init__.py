@@ -2,6 +2,7 @@
 
 ``dpexp.run(dpexp.RunConfig("hybrid", virtual=2))`` runs, verifies, measures and records one layout.
 ``dpexp.prove(model, parallelize, batches, loss)`` compares somebody's own layout with a single device.
+``dpexp.watch(model, loss)`` compares somebody's own training loop with a single device.
 Importing the package imports neither torch nor mlflow: what needs torch is imported on first use.
 """
 
@@ -13,13 +14,14 @@ from typing import TYPE_CHECKING
 from dpexp.config.run_config import RunConfig
 from dpexp.record.record import Record
 from dpexp.run import run
+from dpexp.watch.public import watch
 
 if TYPE_CHECKING:
     from dpexp.models.registry import MODELS
     from dpexp.strategies.registry import STRATEGIES
     from dpexp.verification.prove import prove
 
-__all__ = ["MODELS", "STRATEGIES", "Record", "RunConfig", "prove", "run"]
+__all__ = ["MODELS", "STRATEGIES", "Record", "RunConfig", "prove", "run", "watch"]
 
 __version__ = "0.2.0"
 

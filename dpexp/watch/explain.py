@@ -1,0 +1,292 @@
+"""Explain: why gradients are not those of a single device, in words.
+
+What the optimizer got is written as a sum of what each call of each rank should add to it, and of what the
+step before has left, by least squares. Of a right loop every factor is 1; the factors of a wrong one say what
+it does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from dpexp.config.errors import plural
+from dpexp.watch.ranks import Ranks
+
+SAMPLE = 4096
+"""So many numbers of each parameter are read at most."""
+FITS = 2e-3
+"""A sum that is so far from the gradients, beside their size, is what they are."""
+SAME = 0.01
+"""Factors that differ by so much are different."""
+MOST_DIVISOR = 1000
+
+Tensors = Mapping[str, torch.Tensor]
+
+
+@dataclass
+class Case:
+    """What the optimizer got (``found``) of the parameters it ``held``, and what is ``right``.
+
+    ``columns`` are what each call of this rank should add, before clipping; ``total`` is their sum over all
+    ranks. ``counted`` are the ranks whose calls count; ``residue`` is what the steps before have left.
+    ``rule`` is what the loss averages over, and ``are_equal`` says that the loop counts every call alike,
+    where a single device does not.
+    """
+
+    ranks: Ranks
+    held: Mapping[str, nn.Parameter]
+    found: Tensors
+    right: Tensors
+    total: Tensors
+    columns: Sequence[Tensors]
+    counted: Sequence[int]
+    residue: Tensors
+    clip: Any
+    limit: float
+    is_scaled: bool = False
+    rule: str = ""
+    are_equal: bool = False
+    names: list[str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.names = [name for name in self.total if name in self.held]
+
+
+def explain(case: Case) -> str:
+    """The cause in words; every rank must call this."""
+    ranks = case.ranks
+    by_rank = ranks.all_gather([_sampled(each) for each in case.columns])
+    calls = [(rank, number) for rank in case.counted for number in range(len(by_rank[rank]))]
+    columns = [by_rank[rank][number] for rank, number in calls]
+    found, residue = _sampled(case.found), _sampled(case.residue)
+    kept = _ratio(_sampled(case.right), _sampled(case.total), case.names)
+
+    def fitted(names: list[str]) -> list[Fit]:
+        return ranks.all_gather(_fit(names, columns, residue, found))
+
+    fits = fitted(case.names)
+    if all(fit.apart < FITS for fit in fits):
+        return _Words(case, fits, calls, kept).cause()
+    if scaled := _scaled_shards(case):
+        return scaled
+    wrong = [name for name in case.names if _apart(found.get(name), case.right, name) > 10 * case.limit]
+    wrong = next(filter(None, ranks.all_gather(wrong)), [])
+    if not wrong:
+        return "only some ranks have it"
+    of_last = fitted([wrong[-1]])
+    some = f"{len(wrong)} of {len(case.names)} parameters are wrong, '{wrong[-1]}' last"
+    if all(fit.apart < FITS for fit in of_last):
+        return f"{some}: {_Words(case, of_last, calls, kept).cause()}"
+    return (
+        f"{some}: it is not a sum of what the calls should add: a part of the loss does not come from the "
+        "model's outputs (a penalty on weights), a hook changes it, or the layout computes another backward"
+    )
+
+
+@dataclass(frozen=True)
+class Fit:
+    """The factor of each call and of the residue, and how far the sum is apart."""
+
+    factors: Sequence[float]
+    residue: float
+    apart: float
+
+
+def _fit(names: Sequence[str], columns: Sequence[Tensors], residue: Tensors, found: Tensors) -> Fit:
+    like = {name: each for tensors in (*columns, found) for name, each in tensors.items() if name in names}
+    if not like:
+        return Fit([0.0] * len(columns), 0.0, 0.0)
+
+    def vector(tensors: Tensors) -> torch.Tensor:
+        return torch.cat([tensors.get(name, torch.zeros_like(each)) for name, each in like.items()])
+
+    target, matrix = vector(found), torch.stack([*map(vector, columns), vector(residue)], 1)
+    sizes = matrix.norm(dim=0).clamp_min(1e-300)
+    matrix = matrix / sizes
+    solved = torch.linalg.lstsq(matrix, target.unsqueeze(1), rcond=1e-7, driver="gelsd").solution.squeeze(1)
+    size = float(target.norm())
+    *factors, left = (solved / sizes).tolist()
+    return Fit(
+        factors, left if residue else 0.0, float((matrix @ solved - target).norm()) / size if size else 0.0
+    )
+
+
+class _Words:
+    """The cause by the factors of all ranks' calls; ``kept`` is the part that the stated clipping leaves."""
+
+    def __init__(
+        self, case: Case, fits: Sequence[Fit], calls: Sequence[tuple[int, int]], kept: float
+    ) -> None:
+        self.case, self.fits, self.calls, self.kept = case, fits, calls, kept
+        self.size = len(set(case.counted))
+        self.micro = max((number for _, number in calls), default=0) + 1
+        self.by_rank = [[factor / kept for factor in fit.factors] for fit in fits]
+        self.all = [factor for of_rank in self.by_rank for factor in of_rank]
+        self.most = max(map(abs, self.all), default=0.0)
+
+    def cause(self) -> str:
+        """One sentence."""
+        if any(abs(fit.residue) > SAME for fit in self.fits):
+            return "the gradients of the step before are in it: zero_grad is missing, or comes too late"
+        if not any(bool(each.any()) for each in self.case.found.values()):
+            return "it is zero when the optimizer steps: zero_grad between backward and step?"
+        if max(self.all) - min(self.all) < 5 * FITS * self.most:
+            return self._scaled_alike(sum(self.all) / len(self.all))
+        if any(
+            self._differ(a, b)
+            for of_rank in self.by_rank
+            for a, b in zip(of_rank, self.by_rank[0], strict=True)
+        ):
+            return self._of_ranks()
+        return self._of_calls(self.by_rank[0])
+
+    def _differ(self, first: float, second: float) -> bool:
+        return abs(first - second) > SAME * self.most
+
+    def _of_ranks(self) -> str:
+        """Where ranks have other gradients."""
+        for rank, factors in enumerate(self.by_rank):
+            pairs = list(zip(self.calls, factors, strict=True))
+            lacks = {number for (owner, number), each in pairs if owner != rank and not self._differ(each, 0)}
+            has = {number for (owner, number), each in pairs if owner == rank and self._differ(each, 0)}
+            if missed := sorted(lacks & has):
+                if self.micro == 1 or len(missed) == self.micro:
+                    return (
+                        f"ranks differ: rank {rank} has the gradients of its own rows only, they are not "
+                        "synchronized (no_sync on every backward pass, a missing all_reduce, or the model "
+                        "was called without its wrapper)"
+                    )
+                return f"no_sync was left on {_passes(missed, self.micro)}, so ranks differ"
+        if all(not self._differ(max(of_rank), min(of_rank)) for of_rank in self.by_rank):
+            times = ", ".join(f"{of_rank[0]:.3g}" for of_rank in self.by_rank)
+            return f"clipped by each rank's own norm, so ranks differ (times {times})"
+        return "ranks have different gradients"
+
+    def _of_calls(self, factors: Sequence[float]) -> str:
+        """Where calls have other weights, on all ranks the same."""
+        by_number: dict[int, list[float]] = {}
+        for (_, number), each in zip(self.calls, factors, strict=True):
+            by_number.setdefault(number, []).append(each)
+        gone = [
+            number for number, some in by_number.items() if not any(self._differ(each, 0) for each in some)
+        ]
+        if gone:
+            return f"{_passes(gone, self.micro)} are not in it: zero_grad between them, or not synchronized"
+        means = [sum(some) / len(some) for some in by_number.values()]
+        is_last_right = abs(means[-1] * self.kept - 1) < 5 * SAME
+        if (
+            self.case.clip is not None
+            and is_last_right
+            and all(each < 0.99 * means[-1] for each in means[:-1])
+        ):
+            return "clipped before all micro-batches were in it"
+        return mean_of_means(factors, self.size, self.case.rule, self.case.are_equal)
+
+    def _scaled_alike(self, times: float) -> str:
+        """Where everything has one factor."""
+        size, micro, clip = self.size, self.micro, self.case.clip
+        if self.kept < 1 - FITS and abs(times * self.kept - 1) < SAME:
+            return f"it is not clipped to {clip} when the optimizer steps"
+        causes = {
+            f"the loss of each of {micro} micro-batches is not divided by {micro}": micro,
+            f"it is the sum over the {size} ranks, not their mean": size,
+            f"it is the sum over {size} ranks and {micro} micro-batches": size * micro,
+            f"it is divided by the {size} ranks once more (an all_reduce without a backward?)": 1 / size,
+            f"it is divided by the {micro} micro-batches once more": 1 / micro,
+        }
+        fitting = [text for text, value in causes.items() if value != 1 and abs(times / value - 1) < SAME]
+        cause = " or ".join(fitting[: 2 if micro == size else 1]) or self._scaled_otherwise(times)
+        factor = f"all gradients are {times:.4g} times as large as they should be"
+        return f"{cause}: {factor}" if cause else factor
+
+    def _scaled_otherwise(self, times: float) -> str:
+        norm = math.hypot(*(float(each.double().norm()) for each in self.case.found.values()))
+        divisor = self.micro / times if times else math.inf
+        is_whole = 1.5 < divisor < MOST_DIVISOR and abs(divisor - round(divisor)) < SAME * divisor
+        if self.case.clip is None and is_whole:
+            counted = plural(self.micro, "micro-batch")
+            or_clips = f"or the loop clips (its norm is {norm:.4g}): state clip_norm"
+            return f"{counted} divided by {round(divisor)}, {or_clips}"
+        if self.case.clip is not None and self.case.is_scaled and times < 1:
+            return "it was clipped while it was still scaled: call scaler.unscale_ first"
+        if self.case.clip is None and times < 1:
+            return f"its norm is {norm:.4g}: if the loop clips, state clip_norm"
+        return ""
+
+
+def mean_of_means(factors: Sequence[float], ranks: int, rule: str, are_equal: bool) -> str:
+    """What calls are that have other weights than in the loss of all rows."""
+    of = "micro-batches" if ranks < len(factors) or ranks == 1 else "ranks"
+    times = ", ".join(f"{each:.3g}" for each in factors)
+    if are_equal and rule.partition(" ")[0] in ("rows", "labels"):
+        return f"{of} of unequal {rule.partition(' ')[0]} are averaged as if equal (times {times})"
+    return f"{of} have other weights than in the loss of all rows (times {times})"
+
+
+def _passes(numbers: Sequence[int], micro: int) -> str:
+    """``the first of 4 backward passes``"""
+    count = len(numbers)
+    some = f" {count}" if count > 1 else ""
+    if list(numbers) == list(range(count)):
+        return f"the first{some} of {micro} backward passes"
+    if list(numbers) == list(range(micro - count, micro)):
+        return f"the last{some} of {micro} backward passes"
+    return f"{', '.join(str(number + 1) for number in numbers)} of {micro} backward passes"
+
+
+def _scaled_shards(case: Case) -> str:
+    """Whether each rank has scaled its shard by a factor of its own."""
+    sums: dict[int, list[float]] = {}
+    for name in case.names:
+        parameter: Any = case.held[name]
+        if not hasattr(parameter, "placements") or name not in case.found or name not in case.right:
+            continue
+        owner = _owners(parameter, case.ranks.rank)
+        for rank in range(case.ranks.size):
+            a, b = (side[name][owner == rank].double() for side in (case.found, case.right))
+            of_rank = sums.setdefault(rank, [0.0, 0.0, 0.0])
+            for place, value in enumerate((a @ b, b @ b, a @ a)):
+                of_rank[place] += float(value)
+    known = {rank: each for rank, each in sums.items() if each[1]}
+    is_one = [abs(ab * ab / (bb * aa or 1) - 1) < FITS for ab, bb, aa in known.values()]
+    if len(known) < 2 or not all(is_one):
+        return ""
+    factors = ", ".join(f"{ab / bb:.3g}" for ab, bb, _ in known.values())
+    return f"clipped by each rank's own norm: each has scaled its shard (times {factors})"
+
+
+def _owners(parameter: Any, rank: int) -> torch.Tensor:
+    """The rank that has each number of a DTensor."""
+    from torch.distributed.tensor import DTensor
+
+    shape = {"shape": parameter.shape, "stride": parameter.stride(), "run_check": False}
+    marked = torch.full_like(parameter.to_local(), float(rank))
+    owner: torch.Tensor = DTensor.from_local(
+        marked, parameter.device_mesh, parameter.placements, **shape
+    ).full_tensor()
+    return owner
+
+
+def _sampled(gradients: Tensors) -> dict[str, torch.Tensor]:
+    flat = {name: each.detach().cpu().flatten().double() for name, each in gradients.items()}
+    return {name: each[:: max(1, len(each) // SAMPLE)] for name, each in flat.items()}
+
+
+def _ratio(some: Tensors, of: Tensors, names: Sequence[str]) -> float:
+    both = [name for name in names if name in some]
+    top, size = (sum(float((side[name] * of[name]).sum()) for name in both) for side in (some, of))
+    return top / size if size and top else 1.0
+
+
+def _apart(found: torch.Tensor | None, right: Tensors, name: str) -> float:
+    if name not in right:
+        return 0.0
+    expected = _sampled({name: right[name]})[name]
+    found = torch.zeros_like(expected) if found is None else found
+    return float((found - expected).norm() / expected.norm().clamp_min(1e-300))

@@ -1,0 +1,43 @@
+"""The function ``dpexp.watch``; what needs torch is imported when it is called."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from dpexp.watch.watched_loop import WatchedLoop
+
+
+def watch(
+    model: nn.Module,
+    loss: Callable[..., Any] | None = None,
+    clip_norm: float | Callable[[Any], Any] | None = None,
+    *,
+    weight: Callable[..., Any] | str | bool | None = None,
+    steps: int = 4,
+    raises: bool = False,
+    name: str | None = None,
+    track: bool = True,
+) -> WatchedLoop:
+    """Watch the next ``steps`` optimizer steps of a training loop, and compare them with a single device.
+
+    Call it on every rank, after ``init_process_group`` and before the model is laid out; then call
+    ``run.loss`` for ``loss``. ``loss`` returns a scalar; without it the loss is inside the model, or only
+    layout and synchronization are compared. ``clip_norm`` is the norm to which the loop clips, or a function
+    that clips the gradients of a list of parameters. ``weight`` says what a call counts in the loss of all
+    rows: a function of the loss's arguments (of the model's inputs where the loss is inside it) that returns
+    a number, ``"sum"``, or False, by which no weights are compared; by default it is measured. ``raises``
+    raises VerificationError inside the optimizer's step, on all ranks together. ``name`` is that of the run
+    in MLflow; with ``track=False`` nothing is written.
+
+    ``verdict()`` raises VerificationError or NotComparableError. As a context manager it ends the run at its
+    exit.
+
+    Raises ValueError for a model that is laid out already, and for options that mean nothing.
+    """
+    from dpexp.watch.watched_loop import watched
+
+    return watched(model, loss, clip_norm, weight, steps, raises, name, track)

@@ -1,0 +1,223 @@
+"""Replay: a single device takes the same calls of the model, one by one, from the state before the step.
+
+It is a copy of the model as written, made before the layout. Each call has its own inputs, random state,
+buffers, modes and autocast. Between two watches the copy has no numbers: its parameters are empty.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from dpexp import devices, tensors
+from dpexp.strategies.modules import named_buffers, named_parameters, parts
+from dpexp.verification.alone import alone
+from dpexp.verification.compare import Limits
+from dpexp.verification.own_steps import base_tolerance
+from dpexp.verification.rounding import OtherwiseRounded
+from dpexp.watch.calls import Call, RandomState
+from dpexp.watch.findings import NotComparableError
+
+Gradients = dict[str, torch.Tensor]
+
+HAS_STATE = (
+    "a call of the model cannot be repeated: it has a state that is not a buffer (a counter, a cache, a "
+    "generator of its own): keep it in a buffer, or turn it off while the loop is watched"
+)
+CLOSE = 0.05
+"""Outputs that are so far apart, beside the largest, are those of another call."""
+
+
+class Narrowest(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Sees the narrowest type that operations inside compute in, beginning with those of ``some``."""
+
+    def __init__(self, some: Iterable[torch.Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._types = {each.dtype for each in some}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        self._types |= {each.dtype for each in tensors.walk((args, found))}
+        return found
+
+    @property
+    def limits(self) -> Limits:
+        """What counts as rounding in this type."""
+        known = [each for each in self._types if each.is_floating_point] or [torch.float32]
+        narrowest = max(known, key=lambda each: torch.finfo(each).eps)
+        tolerance, negligible = base_tolerance(narrowest, "")
+        return Limits(tolerance, negligible, torch.finfo(narrowest).eps)
+
+
+def rounded(draw: int | None) -> Any:
+    """A context that rounds otherwise; without a draw it changes nothing."""
+    return nullcontext() if draw is None else OtherwiseRounded(draw)
+
+
+class Replay:
+    """A single device. ``low`` is the type in which FSDP2's MixedPrecisionPolicy computes, if any."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = copy.deepcopy(model)
+        self._shapes = {name: each.shape for name, each in self.parameters.items()}
+        self.low: torch.dtype | None = None
+
+    @property
+    def parameters(self) -> Mapping[str, nn.Parameter]:
+        """Those of the model as written, by name; a shared one once."""
+        return named_parameters(self._model)
+
+    def load(self, state: Mapping[str, torch.Tensor], laid_out: nn.Module) -> None:
+        """Take the parameters before the step. Raises NotComparableError for those of another model."""
+        if any(isinstance(part, nn.SyncBatchNorm) for part in laid_out.modules()):
+            raise NotComparableError(
+                "SyncBatchNorm normalizes with the rows of all ranks, which no call of a single device has: "
+                "watch the loop with BatchNorm instead"
+            )
+        policy = getattr(getattr(laid_out, "_get_fsdp_state", lambda: None)(), "_mp_policy", None)
+        self.low = getattr(policy, "param_dtype", None)
+        _materialize(self._model, next(iter(state.values())).device if state else devices.HOST)
+        trained = {name: each.requires_grad for name, each in named_parameters(laid_out).items()}
+        for name, each in self.parameters.items():
+            if name not in state:
+                raise NotComparableError(
+                    f"parameter '{name}' of the model as written is not in the model any more"
+                )
+            if state[name].shape != self._shapes[name]:
+                raise NotComparableError(
+                    f"parameter '{name}' has the shape {tuple(state[name].shape)} in place of "
+                    f"{tuple(self._shapes[name])}, as FSDP1 leaves it: use fully_shard (FSDP2)"
+                )
+            each.data = state[name].to(self.low or state[name].dtype, copy=True)
+            each.requires_grad_(trained[name])
+
+    def release(self) -> None:
+        """Free the parameters and their gradients."""
+        for each in self.parameters.values():
+            each.grad, each.data = None, each.data.new_empty(0)
+
+    def outputs(self, call: Call, draw: int | None = None) -> list[torch.Tensor]:
+        """Repeat a call: the tensors among its outputs, in order."""
+        with self._repeating(call, draw) as inputs:
+            args, kwargs = inputs
+            return list(tensors.walk(self._model(*args, **kwargs)))
+
+    def draws_alike(self, call: Call) -> bool:
+        """Whether the random numbers that a call leaves are those that the loop's has left."""
+        with torch.no_grad(), self._repeating(call, None) as inputs:
+            args, kwargs = inputs
+            self._model(*args, **kwargs)
+            return RandomState.now(call.autocast.kind) == call.drawn
+
+    def gradients_of(self, call: Call, draw: int | None = None) -> Gradients:
+        """What a call makes of the loop's gradients at its outputs, if it counts once."""
+        for each in self.parameters.values():
+            each.grad = None
+        self._backward(call, draw)
+        found = {name: each.grad for name, each in self.parameters.items() if each.grad is not None}
+        for each in self.parameters.values():
+            each.grad = None
+        return {name: (each.to_dense() if each.is_sparse else each) for name, each in found.items()}
+
+    def gradients(self, calls: Sequence[Call], draw: int | None = None) -> Gradients:
+        """The sum of what the calls make, for every parameter that has a gradient."""
+        trained = {name: each for name, each in self.parameters.items() if each.requires_grad}
+        total = {
+            name: torch.zeros_like(each, dtype=torch.float32 if self.low else each.dtype).detach()
+            for name, each in trained.items()
+        }
+        for call in calls:
+            for name, each in self.gradients_of(call, draw).items():
+                total[name] += each
+        return total
+
+    def scalar(self, inputs: Any) -> float:
+        """The loss among the outputs of the model in eval mode."""
+        args, kwargs = inputs
+        with torch.no_grad():
+            outputs = tensors.walk(self._model.eval()(*args, **kwargs))
+            return float(next(each for each in outputs if each.dim() == 0))
+
+    def on_host(self) -> Replay:
+        """A copy on the host, where an id that is not known raises and does not break the device."""
+        if all(each.device.type == "cpu" for each in self.parameters.values()):
+            return self
+        other = copy.copy(self)
+        other._model = copy.deepcopy(self._model).cpu()
+        return other
+
+    @contextmanager
+    def _repeating(self, call: Call, draw: int | None) -> Iterator[Any]:
+        for part in parts(self._model):
+            part.module.training = call.modes.get(part.name, part.module.training)
+        for name, buffer in named_buffers(self._model).items():
+            if name in call.buffers and buffer.shape == call.buffers[name].shape:
+                buffer.copy_(call.buffers[name])
+        inputs = tensors.map_tensors(torch.clone, call.inputs)
+        places = {each.device for each in self.parameters.values()}
+        if len(places) == 1 and places != {devices.HOST}:  # a replica was on a device of its own
+            inputs = devices.move(inputs, *places)
+        if self.low:
+            inputs = tensors.cast(inputs, self.low)
+        assert call.random is not None
+        call.random.load(next(iter(places), devices.HOST))
+        with alone(), call.autocast.entered(), rounded(draw):
+            yield inputs
+
+    def _backward(self, call: Call, draw: int | None) -> None:
+        outputs = self.outputs(call, draw)
+        if draw is None and not all(map(_are_close, outputs, call.leaves)):
+            raise NotComparableError(HAS_STATE)
+        pairs = [
+            (outputs[place], gradient.to(outputs[place]) / call.factor)
+            for place, gradient in call.gradients.items()
+            if outputs[place].requires_grad
+        ]
+        if pairs:
+            ends, gradients = map(list, zip(*_from_outside(pairs), strict=True))
+            with rounded(draw):
+                torch.autograd.backward(ends, gradients)
+
+
+def _materialize(model: nn.Module, device: torch.device) -> None:
+    """Give meta tensors a device; shared ones stay shared."""
+    slots: list[tuple[dict[str, Any], str]] = [
+        (own, key) for part in model.modules() for own in (part._parameters, part._buffers) for key in own
+    ]
+    on_meta: dict[int, torch.Tensor] = {
+        id(own[key]): own[key] for own, key in slots if own[key] is not None and own[key].is_meta
+    }
+    made: dict[int, Any] = {}
+    for number, each in on_meta.items():
+        empty = torch.zeros_like(each, device=device)
+        is_parameter = isinstance(each, nn.Parameter)
+        made[number] = nn.Parameter(empty, each.requires_grad) if is_parameter else empty
+    for own, key in slots:
+        if id(own[key]) in made:
+            own[key] = made[id(own[key])]
+
+
+def _from_outside(pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """What of the gradients does not come through other outputs, as that of logits does from the loss."""
+    order: Callable[[Any], int] = lambda pair: -pair[0].grad_fn._sequence_nr() if pair[0].grad_fn else 0  # noqa: E731
+    done: list[tuple[torch.Tensor, torch.Tensor]] = []
+    for output, gradient in sorted(pairs, key=order):
+        inside = None
+        if done:
+            later, gradients = map(list, zip(*done, strict=True))
+            (inside,) = torch.autograd.grad(later, output, gradients, retain_graph=True, allow_unused=True)
+        done.append((output, gradient if inside is None else gradient - inside))
+    return done
+
+
+def _are_close(found: torch.Tensor, expected: torch.Tensor) -> bool:
+    if not expected.numel() or not expected.is_floating_point():
+        return True
+    a, b = found.detach().float(), expected.to(found.device).float()
+    return torch.allclose(a, b, CLOSE, CLOSE * float(b.abs().nan_to_num().max()), equal_nan=True)

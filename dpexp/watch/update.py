@@ -1,0 +1,74 @@
+"""Update: what an equal optimizer, on full tensors, makes of the loop's gradients."""
+
+from __future__ import annotations
+
+import copy
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from dpexp.watch.calls import full
+from dpexp.watch.findings import NotComparableError
+from dpexp.watch.replay import rounded
+
+State = dict[str, dict[str, Any]]
+_PLAIN = (int, float, str, tuple, torch.dtype, type(None))
+
+
+def state_of(optimizer: torch.optim.Optimizer, held: Mapping[str, nn.Parameter]) -> State:
+    """Copies of what the optimizer keeps of each parameter, by name; every rank must call this."""
+
+    def of(value: Any) -> Any:
+        return full(value).clone() if isinstance(value, torch.Tensor) else copy.deepcopy(value)
+
+    return {
+        name: {key: of(value) for key, value in optimizer.state.get(each, {}).items()}
+        for name, each in held.items()
+    }
+
+
+def updated(
+    optimizer: torch.optim.Optimizer,
+    held: Mapping[str, nn.Parameter],
+    before: tuple[Mapping[str, torch.Tensor], State],
+    gradients: Mapping[str, torch.Tensor],
+    draw: int | None = None,
+) -> dict[str, torch.Tensor]:
+    """The parameters that an equal optimizer computes from those before the step, and its state.
+
+    Raises NotComparableError for an optimizer whose copy could step the loop's own parameters.
+    """
+    parameters, state = before
+    own = {name: nn.Parameter(each.clone()) for name, each in parameters.items()}
+    for name, each in own.items():
+        each.grad = gradients[name].clone() if name in gradients else None
+    equal = _equal(optimizer, {id(each): own[name] for name, each in held.items()})
+    equal.state = defaultdict(dict, {own[name]: copy.deepcopy(kept) for name, kept in state.items() if kept})
+    with rounded(draw):
+        type(equal).step(equal)  # an LR scheduler has put another step on the instance
+    return {name: each.detach() for name, each in own.items()}
+
+
+def _equal(optimizer: torch.optim.Optimizer, own: Mapping[int, nn.Parameter]) -> Any:
+    """One like it for other parameters, without its hooks. The loop's gradients are not scaled any more."""
+    equal: Any = copy.copy(optimizer)
+    for key, value in vars(optimizer).items():
+        if key in vars(equal) or key in ("step", "grad_scale", "found_inf"):
+            continue
+        if not isinstance(value, _PLAIN):
+            raise NotComparableError(
+                f"{type(optimizer).__name__} has '{key}' of type {type(value).__name__}, by which a copy "
+                "could step the loop's own parameters"
+            )
+        setattr(equal, key, value)
+    groups = [
+        {**group, "params": [own[id(each)] for each in group["params"] if id(each) in own]}
+        for group in optimizer.param_groups
+    ]
+    equal.param_groups = [group for group in groups if group["params"]]
+    for key in ("grad_scale", "found_inf"):
+        vars(equal).pop(key, None)
+    return equal

@@ -1,0 +1,414 @@
+"""Watched loop: the hooks around a user's training loop, its steps, and its verdict."""
+
+from __future__ import annotations
+
+import math
+import time
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from dpexp.config.errors import describe, plural
+from dpexp.data.rng import kept_globals
+from dpexp.parallel.data_parallel import DataParallel
+from dpexp.strategies.modules import Wrapper, named_parameters
+from dpexp.verification.compare import Difference, Limits
+from dpexp.verification.judge import Judge
+from dpexp.verification.result import KINDS, VerificationError, row_of
+from dpexp.watch.calls import Calls, Hook, ObservedLoss, full
+from dpexp.watch.findings import Finding, FoundError, NotComparableError
+from dpexp.watch.ranks import Ranks
+from dpexp.watch.recording import NoRecording, Recording
+from dpexp.watch.replay import Replay
+from dpexp.watch.step import Options, Step, digests, held_by
+
+_watched: weakref.WeakSet[WatchedLoop] = weakref.WeakSet()
+_scaler_step = torch.amp.GradScaler.step
+
+
+class WatchedLoop:
+    """See ``dpexp.watch``. ``findings`` are wrong, ``warnings`` may be meant, ``note`` says what ended it.
+
+    ``loss`` is the user's, observed. ``steps`` were compared, and took ``seconds`` more than unwatched ones.
+    """
+
+    def __init__(
+        self, model: nn.Module, options: Options, steps: int, raises: bool, recording: Recording
+    ) -> None:
+        self.loss = options.loss
+        self.findings: list[Finding] = []
+        self.warnings: dict[str, None] = {}
+        self.note, self.steps, self.seconds = "", 0, 0.0
+        self._model, self._options, self._wanted, self._raises = model, options, steps, raises
+        self._recording, self._replay = recording, Replay(model)
+        self._written: weakref.WeakSet[nn.Parameter] = weakref.WeakSet(model.parameters())
+        self._calls = Calls(model, self._remove)
+        if options.loss is not None:
+            self.loss = ObservedLoss(options.loss, self._calls)
+        self._ranks: Ranks | None = None
+        self._step: Step | None = None
+        self._residue: dict[str, torch.Tensor] = {}
+        self._depth = self._other_steps = self._window = 0
+        self._started, self._spent = time.perf_counter(), 0.0
+        self._is_scaled = self._was_clipped = self._may_be_skipped = False
+        self._judge: Judge | None = None
+        self._handles: list[Any] = []
+        self._hooks: list[Hook] = []
+        self.done = True
+        self._observe()
+
+    def again(self, steps: int | None = None) -> None:
+        """Watch so many further steps, as many as before by default; every rank must call this.
+
+        Raises RuntimeError while the loop is watched.
+        """
+        if not self.done:
+            raise RuntimeError(
+                f"the loop is still watched: {self.steps} of {self._wanted} steps were compared"
+            )
+        self._remove()
+        self._wanted = self.steps + (self._wanted if steps is None else steps)
+        self._observe()
+
+    def log(self, **metrics: float) -> None:
+        """Record the user's own metrics of this step: numbers, or tensors with one number."""
+        self._recording.log(metrics)
+
+    def verdict(self) -> WatchedLoop:
+        """The watch itself, which ends. Raises VerificationError for a wrong loop, and NotComparableError."""
+        self._end()
+        self._remove()
+        if self.findings:
+            raise VerificationError(
+                f"the loop does not compute what a single device computes: {self.findings[0]}"
+            )
+        if not self.steps:
+            raise NotComparableError(self.note)
+        return self
+
+    def close(self, error: BaseException | None = None) -> None:
+        """End the watch and its run in MLflow."""
+        self._end()
+        self._remove()
+        self._recording.close(error)
+
+    def __enter__(self) -> WatchedLoop:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self.close(error)
+
+    def __str__(self) -> str:
+        head = f"right: {self.steps} steps" if self.steps else f"not compared: {self.note}"
+        head = f"WRONG {self.findings[0]}" if self.findings else head
+        errors = [f"{kind} {each.error:.1e}" for kind, each in self._errors().items()]
+        return "; ".join([head, *([", ".join(errors)] if errors else []), *self.warnings])
+
+    # --- hooks ---
+
+    def _observe(self) -> None:
+        self.done, self._depth = False, 0
+        self._started, self._spent = time.perf_counter(), self.seconds
+        self._hooks = [Hook(self._before_step), Hook(self._after_step)]
+        self._handles = [
+            register_optimizer_step_pre_hook(self._hooks[0]),
+            register_optimizer_step_post_hook(self._hooks[1]),
+        ]
+        self._calls.observe()
+        _watched.add(self)
+        torch.amp.GradScaler.step = _step_of_scaler  # type: ignore[method-assign, assignment]
+
+    def _end(self) -> None:
+        """See nothing more. The hooks of optimizers go at the next forward: a step may call them now."""
+        if self.done:
+            return
+        self.done = True
+        self._conclude()
+        self._calls.end()
+        for hook in self._hooks:
+            hook.act = None
+        _watched.discard(self)
+        if not _watched:
+            torch.amp.GradScaler.step = _scaler_step  # type: ignore[method-assign]
+        self._replay.release()
+        self._step, self._residue = None, {}
+
+    def _remove(self) -> None:
+        self._calls.remove_hooks()
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    @property
+    def _is_idle(self) -> bool:
+        return self.done or self._calls.is_paused
+
+    def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if self._is_idle:
+            return
+        self._may_be_skipped = False
+        self._depth += 1
+        if self._depth > 1:  # the optimizer of an optimizer, as ZeroRedundancyOptimizer has
+            return
+        held = held_by(optimizer, self._model)
+        if not held:
+            self._other_steps += 1
+            self._guard(lambda: self._check_others(optimizer))
+        elif any(callable(each) for each in (*args, *kwargs.values())):
+            self._guard(_refuse_closure)
+        else:
+            self._guard(lambda: self._begin(optimizer, held))
+
+    def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if self._is_idle:
+            return
+        self._depth = max(0, self._depth - 1)
+        if self._depth:
+            return
+        self._calls.end_window()
+        held = held_by(optimizer, self._model) if self._step is not None else {}
+        if held:
+            self._guard(lambda: self._complete(optimizer, held))
+
+    def _begin(self, optimizer: torch.optim.Optimizer, held: Mapping[str, nn.Parameter]) -> None:
+        """Compare the gradients, before the optimizer's step."""
+        if self._step is None or self._window != self._calls.windows:
+            self._window, self._step = self._calls.windows, self._new_step()
+        self._step.compare_gradients(optimizer, held)
+
+    def _complete(self, optimizer: torch.optim.Optimizer, held: Mapping[str, nn.Parameter]) -> None:
+        """Compare the update, after the optimizer's step."""
+        step = self._step
+        assert step is not None
+        step.compare_update(optimizer, held)
+        self._residue |= step.found
+        self._calls.drop_others()
+        if step.number > self.steps:  # else another optimizer has completed it
+            self.steps = step.number
+            self._record(step)
+        if self.steps >= self._wanted:
+            self._end()
+
+    def _new_step(self) -> Step:
+        if self._ranks is None:
+            self._ranks = Ranks()
+        ranks = self._ranks
+        ranks.meet()
+        ranks.together(self._calls.check)
+        judge = self._judge = self._judge or Judge(Limits(0.0), ranks.group)
+        calls, losses = self._calls.window
+        number, replay, residue = self.steps + 1, self._replay, self._residue
+        step = Step(
+            number, self._model, self._options, ranks, replay, judge, calls, losses, residue, self.warnings
+        )
+        step.is_scaled = self._is_scaled
+        if not self.steps:
+            self._check_initial(ranks)
+            self._recording.laid_out(self._model, ranks.group)
+            self._recording.shapes(calls, ranks.group)
+        step.begin()
+        self._was_clipped |= step.was_clipped
+        return step
+
+    def _check_initial(self, ranks: Ranks) -> None:
+        """Warn of ranks that were watched with other weights, where training does not start from rank 0's."""
+        if any(each.is_meta for each in self._replay.parameters.values()):
+            return
+        watched = ranks.all_gather(digests(self._replay.parameters))
+        full_ones = {name: full(each) for name, each in named_parameters(self._model).items()}
+        if any(each != watched[0] for each in watched) and digests(full_ones) != watched[0]:
+            self.warnings[
+                "ranks were watched with other weights, and the first step does not start from rank 0's"
+            ] = None
+
+    def _check_others(self, optimizer: torch.optim.Optimizer) -> None:
+        """Raise FoundError for an optimizer of parameters that the layout has replaced."""
+        held = {each for group in optimizer.param_groups for each in group["params"]}
+        if held & set(self._written) and not held & set(self._model.parameters()):
+            cause = "it was made before the layout replaced them: it trains nothing of this model"
+            raise FoundError(
+                Finding(self.steps + 1, "optimizer", "it holds no parameter of the model", cause)
+            )
+
+    @contextmanager
+    def _quiet(self) -> Iterator[None]:
+        """What is computed inside changes nothing that a loop depends on, and no watch sees it."""
+        watches = list(_watched)
+        for each in watches:
+            each._calls.is_paused = True
+        started = time.perf_counter()
+        try:
+            with (
+                kept_globals(),
+                _kept_accelerators(self._model),
+                torch.enable_grad(),
+                _without_autocast(self._model),
+            ):
+                yield
+        finally:
+            for each in watches:
+                each._calls.is_paused = False
+            self.seconds += time.perf_counter() - started
+
+    def _guard(self, act: Callable[[], None]) -> None:
+        """Compare; whatever that raises ends the watch, and the loop goes on.
+
+        Raises VerificationError for a finding if the user wants it.
+        """
+        try:
+            with self._quiet():
+                act()
+        except FoundError as found:
+            self.findings.append(found.finding)
+            self._end()
+        except NotComparableError as why:
+            self._give_up(str(why))
+        except Exception as error:  # of a rank that does not come to this step, for one
+            self._give_up(describe(error))
+        if self.findings and self._raises:
+            raise VerificationError(
+                f"the loop does not compute what a single device computes: {self.findings[0]}"
+            )
+
+    def _give_up(self, why: str) -> None:
+        self.note = f"step {self.steps + 1}: {why}"
+        if self.steps:
+            self.warnings[f"not compared from {self.note}"] = None
+        self._end()
+
+    # --- what was found ---
+
+    def _conclude(self) -> None:
+        reached, clip_norm = bool(self._calls.window[0]), self._options.clip_norm
+        if not (self.steps or self.findings or self.note):
+            if reached and self._other_steps:
+                what = (
+                    f"{plural(self._other_steps, 'step')} of optimizers that hold no parameter of the model"
+                )
+                self.findings.append(Finding(1, "optimizer", what, "it trains nothing of this model"))
+            else:
+                self.note = (
+                    f"{plural(self._calls.count, 'call')} of the model and no step of its optimizer: "
+                    "watch the module that the loop calls, and read the verdict after a step of torch.optim"
+                )
+        if isinstance(clip_norm, int | float) and self.steps and not self._was_clipped:
+            self.warnings["no gradient was larger than clip_norm: clipping was not compared"] = None
+        self._recording.verified(self._verification())
+
+    def _errors(self) -> dict[str, Difference]:
+        return self._judge.errors if self._judge is not None else {}
+
+    def _verification(self) -> dict[str, Any]:
+        """As in the Record."""
+        errors, finding = self._errors(), next(iter(self.findings), None)
+        largest = max(errors.values(), key=lambda each: each.error, default=None)
+        worst = finding.worst if finding is not None and finding.worst is not None else largest
+        limits = [each.limit for each in errors.values() if math.isfinite(each.limit)]
+        return {
+            "checked": bool(self.steps or finding),
+            "passed": finding is None if self.steps or finding else None,
+            "steps": self.steps,
+            **{key: errors[kind].error for key, kind in KINDS.items() if kind in errors},
+            "tolerance": max(limits, default=None),
+            "worst": row_of(worst),
+            "note": "; ".join([*filter(None, [self.note]), *self.warnings]),
+            "cause": str(finding) if finding is not None else "",
+        }
+
+    def _record(self, step: Step) -> None:
+        now = time.perf_counter()
+        ms = (now - self._started - (self.seconds - self._spent)) * 1e3
+        self._recording.step(ms, step.loss, step.samples)
+        self._started, self._spent = now, self.seconds
+
+
+def _refuse_closure() -> None:
+    raise NotComparableError(
+        "step(closure) computes gradients inside the optimizer: call backward before step, as loops of other "
+        "optimizers do"
+    )
+
+
+def _step_of_scaler(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+    """``GradScaler.step``: one that is skipped because gradients overflow has used them up, too."""
+    watches = [each for each in _watched if held_by(optimizer, each._model)]
+    for each in watches:
+        each._may_be_skipped = each._is_scaled = True
+    found = _scaler_step(scaler, optimizer, *args, **kwargs)
+    for each in watches:
+        if each._may_be_skipped and not each.done:
+            each._may_be_skipped = False
+            each._calls.end_window()
+            each.warnings["GradScaler skipped a step: it was not compared"] = None
+    return found
+
+
+def _kind(model: nn.Module) -> str:
+    """The kind of device that the model is on."""
+    return next((each.device.type for each in model.parameters()), "cpu")
+
+
+def _kept_accelerators(model: nn.Module) -> AbstractContextManager[None]:
+    """Restore the random states of every accelerator of the model's kind."""
+    kind = _kind(model)
+    if kind in ("cpu", "meta"):
+        return nullcontext()
+    return torch.random.fork_rng(device_type=kind)
+
+
+@contextmanager
+def _without_autocast(model: nn.Module) -> Iterator[None]:
+    with torch.autocast("cpu", enabled=False):
+        if _kind(model) in ("cpu", "meta"):
+            yield
+        else:
+            with torch.autocast(_kind(model), enabled=False):
+                yield
+
+
+def watched(
+    model: nn.Module,
+    loss: Callable[..., Any] | None,
+    clip_norm: Any,
+    weight: Any,
+    steps: int,
+    raises: bool,
+    name: str | None,
+    track: bool,
+) -> WatchedLoop:
+    """See ``dpexp.watch``."""
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"model is {type(model).__name__}, not a torch.nn.Module")
+    if laid_out := _layout_of(model):
+        raise ValueError(
+            f"the model is laid out already ({laid_out}): call dpexp.watch before, on the model as written"
+        )
+    if not isinstance(steps, int) or steps < 1:
+        raise ValueError(f"steps is {steps!r}: it must be a whole number from 1")
+    if loss is not None and not callable(loss):
+        raise ValueError(f"loss is {type(loss).__name__}, not a function")
+    if not (
+        clip_norm is None or callable(clip_norm) or (isinstance(clip_norm, int | float) and clip_norm > 0)
+    ):
+        raise ValueError(
+            f"clip_norm is {clip_norm!r}: it must be a number above 0, or a function of the parameters"
+        )
+    if not (weight is None or weight is False or weight == "sum" or callable(weight)):
+        raise ValueError(f"weight is {weight!r}: it must be a function, 'sum' or False")
+    stated = {"clip_norm": clip_norm, "weight": weight, "steps": steps, "raises": raises}
+    recording = Recording.begin(model, name, stated) if track else NoRecording()
+    return WatchedLoop(model, Options(loss, clip_norm, weight), steps, raises, recording)
+
+
+def _layout_of(model: nn.Module) -> str:
+    """What the model, or a part of it, is wrapped in or sharded by; empty where it is as written."""
+    for part in model.modules():
+        if hasattr(part, "no_sync") or isinstance(part, nn.DataParallel | Wrapper | DataParallel):
+            return type(part).__name__
+    sharded = (name for name, each in model.named_parameters() if hasattr(each, "placements"))
+    return next((f"'{name}' is a DTensor" for name in sharded), "")

@@ -1,0 +1,321 @@
+"""Weights: how many times as much the loop counts each call as the loss of all rows of all ranks does.
+
+The gradient that the loop brings to the loss's arguments is compared with that of the loss of all rows: their
+ratio is the factor of the call. What the loss averages over is measured: the loss of rows together follows
+from those of two halves, also where one half has more labels to ignore. It is the mean over rows, over
+labels, over labels after the first, or a sum; else ``weight`` says it, or the rows of all calls are joined to
+one batch.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from dpexp import devices, tensors
+from dpexp.verification.alone import alone
+from dpexp.watch.calls import Call
+from dpexp.watch.findings import NotComparableError
+from dpexp.watch.ranks import Ranks
+from dpexp.watch.replay import Replay
+
+IGNORED = -100
+"""The label that PyTorch's losses ignore."""
+APART = 1e-4
+"""A gradient so far from every multiple of another has another direction."""
+Rule = tuple[str, str]
+"""(rows, sum, labels or labels after the first, the path of the labels in the loss's arguments)"""
+
+
+@dataclass(frozen=True)
+class Weighed:
+    """``factors`` of the calls of all ranks that count; ``shares`` of this rank's calls, if known.
+
+    ``rule`` says what the loss averages over. ``apart``: how far a gradient of the loop is from any multiple
+    of that of the loss of all rows.
+    """
+
+    factors: Sequence[float]
+    shares: Sequence[float] | None
+    rule: str
+    apart: float
+
+
+class Weighing:
+    """``loss`` is the user's, or None where it is inside the model."""
+
+    def __init__(self, loss: Callable[..., Any] | None, weight: Any, ranks: Ranks, replay: Replay) -> None:
+        self._loss, self._weight, self._ranks, self._replay = loss, weight, ranks, replay
+
+    def weigh(self, calls: Sequence[Call], losses: Sequence[Call], counted: Sequence[int]) -> Weighed:
+        """Set the factor of every call; every rank must call this. Raises NotComparableError."""
+        own = calls if self._loss is None else losses
+        if not any(self._ranks.all_gather(bool(own))):
+            raise NotComparableError(
+                "the model's outputs were differentiated, and run.loss was not called: call it in the loop, "
+                "or watch without a loss"
+            )
+        shares, rule = self._shares(own, counted)
+        if self._loss is None:
+            assert shares is not None
+            for call, share in zip(own, shares, strict=True):
+                call.factor = float(call.gradients[scalar_place(call)]) / share if share else math.nan
+            apart = 0.0
+        else:
+            expected = self._gradients(losses, shares, counted)
+            apart = max(map(_set_factor, losses, expected), default=0.0)
+        self._complete(own)
+        if own is not calls:
+            for call in calls:  # the loss that follows it
+                call.factor = next(
+                    (each.factor for each in own if each.order > call.order), own[-1].factor if own else 1.0
+                )
+        by_rank = self._ranks.all_gather([call.factor for call in own])
+        factors = [factor for rank in sorted(set(counted)) for factor in by_rank[rank]]
+        return Weighed(factors, shares, rule, max(self._ranks.all_gather(apart)))
+
+    def _complete(self, own: Sequence[Call]) -> None:
+        """A loss without a gradient has the factor of the others."""
+        known = [
+            call.factor
+            for of_rank in self._ranks.all_gather([_plain(call) for call in own])
+            for call in of_rank
+        ]
+        usual = next((each for each in known if math.isfinite(each) and each), 1.0)
+        for call in own:
+            if not (math.isfinite(call.factor) and call.factor):
+                call.factor = usual
+
+    # --- what each call counts ---
+
+    def _shares(self, own: Sequence[Call], counted: Sequence[int]) -> tuple[list[float] | None, str]:
+        """What each call counts in the loss of all rows; None where only the loss itself says it."""
+        if callable(self._weight):
+            weight, rule = self._weight, "weight="
+            counts = self._ranks.together(
+                lambda: [float(weight(*call.inputs[0], **call.inputs[1])) for call in own]
+            )
+        elif self._weight == "sum":
+            return [1.0] * len(own), "sum"
+        else:
+            found = self._measured(own)
+            if found is None and self._loss is None:
+                raise NotComparableError(
+                    "the loss inside the model is not a mean over rows or labels, nor a sum: state weight=, "
+                    "a function of the model's inputs"
+                )
+            if found is None:  # it depends on other rows, or has weights of its own
+                return None, ""
+            rule = " ".join(found).strip()
+            if found[0] == "sum":
+                return [1.0] * len(own), rule
+            counts = [count(found, call.inputs) for call in own]
+        total = sum(sum(self._ranks.all_gather(counts)[rank]) for rank in set(counted))
+        return [each / total for each in counts] if total else [0.0] * len(counts), rule
+
+    def _measured(self, own: Sequence[Call]) -> Rule | None:
+        def measured() -> list[set[Rule] | None]:
+            return [rules(self._value(call), call.inputs) for call in own]
+
+        by_rank = self._ranks.all_gather(self._ranks.together(measured))
+        known = [each for of_rank in by_rank for each in of_rank if each is not None]
+        return min(set[Rule].intersection(*known), default=None) if known else None
+
+    def _value(self, call: Call) -> Callable[[Any], float]:
+        """The loss as a function of inputs, on the host, where labels that it does not know raise."""
+        loss = self._loss
+        if loss is None:
+            replay = self._replay.on_host()
+            host = call.autocast._replace(kind="cpu")
+
+            def inside(inputs: Any) -> float:
+                with alone(), host.entered():
+                    return replay.scalar(devices.move(inputs, devices.HOST))
+
+            return inside
+        on_host = copy.deepcopy(loss).cpu() if isinstance(loss, nn.Module) else loss
+
+        def value(inputs: Any) -> float:
+            args, kwargs = devices.move(inputs, devices.HOST)
+            with torch.no_grad(), alone(), call.autocast._replace(kind="cpu").entered():
+                return float(on_host(*args, **kwargs))
+
+        return value
+
+    # --- the gradient of the loss of all rows ---
+
+    def _gradients(
+        self, losses: Sequence[Call], shares: Sequence[float] | None, counted: Sequence[int]
+    ) -> list[dict[int, torch.Tensor]]:
+        """At the arguments of each call of this rank, of the loss of all rows."""
+        ranks = self._ranks
+        if shares is not None:
+            return ranks.together(
+                lambda: [self._of([call], share)[0] for call, share in zip(losses, shares, strict=True)]
+            )
+        by_rank = ranks.all_gather([_plain(call) for call in losses])
+        chosen = sorted(set(counted))
+        together = [call for rank in chosen for call in by_rank[rank]]
+        first = sum(len(by_rank[rank]) for rank in chosen if rank < counted[ranks.rank])
+        found = ranks.together(lambda: self._of(together, 1.0) if together else [])
+        return found[first : first + len(losses)]
+
+    def _of(self, calls: Sequence[Call], scale: float) -> list[dict[int, torch.Tensor]]:
+        """At the arguments of each of the calls, of the loss of their rows together, times ``scale``."""
+        assert self._loss is not None
+        leaves = [[each.clone() for each in tensors.walk(call.inputs)] for call in calls]
+        for call, of_call in zip(calls, leaves, strict=True):
+            for each, wanted in zip(of_call, call.wanted, strict=True):
+                each.requires_grad_(wanted)
+        trees = [_with_leaves(call.inputs, of_call) for call, of_call in zip(calls, leaves, strict=True)]
+        args, kwargs = trees[0] if len(trees) == 1 else joined(trees)
+        with alone(), calls[0].autocast.entered():
+            loss = self._loss(*args, **kwargs)
+        if loss.dim():
+            raise NotComparableError("the loss is not a scalar: watch the one that a single device minimizes")
+        ends = [each for of_call in leaves for each in of_call if each.requires_grad]
+        gradients = torch.autograd.grad(loss * scale, ends, allow_unused=True) if ends else ()
+        found = {id(each): gradient for each, gradient in zip(ends, gradients, strict=True)}
+        return [
+            {place: found[id(each)] for place, each in enumerate(of_call) if found.get(id(each)) is not None}
+            for of_call in leaves
+        ]
+
+
+def scalar_place(call: Call) -> int:
+    """Which of the outputs is the loss: the first scalar that the loop differentiated."""
+    return next(
+        place for place, each in enumerate(call.leaves) if each.dim() == 0 and place in call.gradients
+    )
+
+
+def _plain(call: Call) -> Call:
+    """What another rank needs to compute the loss of a call."""
+    return Call(
+        devices.move(call.inputs, devices.HOST),
+        call.order,
+        call.autocast,
+        wanted=call.wanted,
+        factor=call.factor,
+    )
+
+
+def _set_factor(call: Call, expected: dict[int, torch.Tensor]) -> float:
+    """How far the loop's gradient is from any multiple of the expected one; sets the call's factor."""
+    places = [place for place in expected if place in call.gradients]
+    call.factor = math.nan
+    if not places:
+        return 0.0
+    a, b = (
+        torch.cat([side[place].detach().cpu().double().flatten() for place in places])
+        for side in (call.gradients, expected)
+    )
+    size = float(b @ b)
+    if not size:
+        return 0.0
+    call.factor = float(a @ b) / size
+    apart = float((a - call.factor * b).norm()) / max(float(a.norm()), 1e-300)
+    eps = max(torch.finfo(expected[place].dtype).eps for place in places)
+    return apart if apart > max(100 * eps, APART) else 0.0
+
+
+def _with_leaves(tree: Any, leaves: Sequence[torch.Tensor]) -> Any:
+    following = iter(leaves)
+    return tensors.map_tensors(lambda _: next(following), tree)
+
+
+# --- what a loss averages over ---
+
+
+def count(rule: Rule, inputs: Any) -> float:
+    """What the loss of these inputs counts, by the rule."""
+    kind, path = rule
+    if kind == "sum":
+        return 1.0
+    if kind == "rows":
+        return float(next((len(each) for each in tensors.walk(inputs) if each.dim()), 1))
+    labels = dict(tensors.leaves(inputs))[path]
+    return float(((labels if kind == "labels" else labels[:, 1:]) != IGNORED).sum())
+
+
+def rules(loss: Callable[[Any], float], inputs: Any) -> set[Rule] | None:
+    """The rules by which the loss follows from those of two halves of the rows; None for one row."""
+    rows = int(count(("rows", ""), inputs))
+    if rows < 2:
+        return None
+    labels = {
+        path: each
+        for path, each in tensors.leaves(inputs)
+        if isinstance(each, torch.Tensor) and each.dim() and len(each) == rows and each.dtype == torch.long
+    }
+    known: set[Rule] = {("rows", ""), ("sum", ""), *(("labels", path) for path in labels)}
+    known |= {("labels after the first", path) for path, each in labels.items() if each.dim() > 1}
+    for path in ("", *labels):
+        whole = _with_ignored(inputs, path, rows // 2) if path else inputs
+        halves = [_cut(whole, rows, part) for part in (slice(0, rows // 2), slice(rows // 2, None))]
+        try:
+            of_whole, first, second = map(loss, (whole, *halves))
+        except Exception:  # ids that may not be ignored; the loss of the loop's own rows has been computed
+            continue
+        if math.isfinite(of_whole + first + second):
+            known = {each for each in known if _follows(each, of_whole, (first, second), halves)}
+    return known
+
+
+def _cut(inputs: Any, rows: int, part: slice) -> Any:
+    def cut(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor[part] if tensor.dim() and len(tensor) == rows else tensor
+
+    return tensors.map_tensors(cut, inputs)
+
+
+def _follows(rule: Rule, of_whole: float, of_halves: tuple[float, float], halves: Sequence[Any]) -> bool:
+    first, second = of_halves
+    counts = [count(rule, half) for half in halves]
+    mean = (counts[0] * first + counts[1] * second) / max(sum(counts), 1e-300)
+    found = first + second if rule[0] == "sum" else mean
+    return abs(found - of_whole) <= APART * (abs(first) + abs(second))
+
+
+def _with_ignored(inputs: Any, path: str, rows: int) -> Any:
+    """The inputs where most labels of the first rows are to be ignored."""
+    changed = tensors.map_tensors(torch.clone, inputs)
+    labels = dict(tensors.leaves(changed))[path]
+    if labels.dim() > 1:
+        labels[:rows, ..., :-1] = IGNORED
+    else:
+        labels[:rows:2] = IGNORED
+    return changed
+
+
+def joined(trees: Sequence[Any]) -> Any:
+    """One batch of all rows: tensors one after the other; everything else is the same in all.
+
+    Raises NotComparableError where that is not a batch.
+    """
+    first = trees[0]
+    if isinstance(first, torch.Tensor):
+        if first.dim() == 0:
+            if not all(torch.equal(first, each) for each in trees):
+                raise NotComparableError(
+                    "numbers among the loss's arguments differ between calls: state weight="
+                )
+            return first
+        if len({each.shape[1:] for each in trees}) > 1:
+            raise NotComparableError(
+                "rows of calls have other shapes (padded to other lengths?): state weight="
+            )
+        return torch.cat([each.to(first.device) for each in trees])
+    inside = [tensors.entries(each) for each in trees]
+    if inside[0] is None:
+        if any(each != first for each in trees):
+            raise NotComparableError("arguments of the loss differ between the calls: state weight=")
+        return first
+    columns = zip(*[[each for _, each in of_tree or ()] for of_tree in inside], strict=True)
+    return tensors.rebuild(first, [joined(column) for column in columns])
