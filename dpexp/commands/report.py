@@ -5,9 +5,9 @@ Needs neither torch nor MLflow.
 
 from __future__ import annotations
 
-import itertools
+import contextlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -16,18 +16,14 @@ from dpexp.commands.options import epilog
 from dpexp.config.errors import ConfigError
 from dpexp.config.process import command, home, working_root
 
-if TYPE_CHECKING:
-    from dpexp.report.history import Related
-
 app = make_app("Compare recorded runs; write or check the READMEs of experiments.")
 
 Runs = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="RUN|experiments/NAME",
-        help="Run id, unique prefix of one, run name, last, or the folder of a run; of one alone, or of a "
-        "sweep, all runs that belong together. Default: the newest comparison, and a line for each other. "
-        "Or folders of experiments: their READMEs and figures are written again.",
+        help="Run id, unique prefix of one, run name, last, or the folder of a run; a sweep stands for its "
+        "runs. Default: all runs. Or folders of experiments: their READMEs and figures are written again.",
     ),
 ]
 Out = Annotated[
@@ -55,16 +51,11 @@ def report(runs: Runs = None, out: Out = None, check: _Check = False) -> None:
     names = runs or []
     if check or any((Path(name) / "config.py").is_file() for name in names):
         raise typer.Exit(_check(names) if check else _write(names))
-    from dpexp.report import history, table, terminal
+    from dpexp.report import table, terminal
     from dpexp.report.compare import compare
 
-    related, unreadable = history.history(home() / "runs")
-    for run, problem in [] if names else unreadable:
-        say(f"warning: run {run} is skipped: {problem}", err=True)
-    chosen, remaining = _chosen(names, related)
-    compared = compare(chosen)
-    listed = [history.others(remaining, command("report"))] if remaining else []
-    show_report(terminal.terminal_text([*table.comparison_sections(compared), *listed], piped=terminal.WIDE))
+    compared = compare(_chosen(names))
+    show_report(terminal.terminal_text(table.comparison_sections(compared), piped=terminal.WIDE))
     if out is not None:
         from dpexp.report.comparison_page import write_comparison
 
@@ -72,24 +63,24 @@ def report(runs: Runs = None, out: Out = None, check: _Check = False) -> None:
             say(f"wrote {path}", err=True)
 
 
-def _chosen(names: list[str], related: list[Related]) -> tuple[list[Path], list[Related]]:
-    """The runs to compare, and the other comparisons that there are.
+def _chosen(names: list[str]) -> list[Path]:
+    """The folders of the runs to compare: of all runs, or of those named, a sweep's runs in its place."""
+    from dpexp.record.files import JournalError
+    from dpexp.record.record import Record
+    from dpexp.record.runs import folders
 
-    Without names, those of the newest comparison with several configs. A sweep stands for its runs, and one
-    run alone for those that belong with it.
-    """
-    if not names and not related:
-        raise ConfigError(f"no run to compare in {home() / 'runs'}: {command('run')} hybrid makes one")
+    every = folders(home() / "runs")
     if not names:
-        newest = next((one for one in related if one.configs > 1), related[0])
-        return [*newest.runs], [one for one in related if one is not newest]
-    folders = list(map(_folder, names))
-    chosen: dict[Path, None] = {}
-    for folder in folders:
-        belonging = (one.runs for one in related if one.sweep and one.sweep.run_id == folder.name)
-        alone = (one.runs for one in related if len(folders) == 1 and folder in one.runs)
-        chosen |= dict.fromkeys(next(itertools.chain(belonging, alone), {folder: None}))
-    return [*chosen], []
+        if not every:
+            raise ConfigError(f"no run to compare in {home() / 'runs'}: {command('run')} hybrid makes one")
+        return every
+    named = list(map(_folder, names))
+    chosen = dict.fromkeys(named)
+    for folder in every:
+        with contextlib.suppress(JournalError):  # it is no run of a named sweep
+            if Record.load(folder).parent in {each.name for each in named}:
+                chosen[folder] = None
+    return [*chosen]
 
 
 def _write(names: list[str]) -> int:

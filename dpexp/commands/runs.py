@@ -58,15 +58,14 @@ def list_(
 ) -> None:
     """List all runs, the newest first.
 
-    A narrow terminal gets fewer columns, then shorter ids; where the output is piped, nothing is cut.
+    A narrow terminal gets fewer columns; where the output is piped, none is left out.
     """
     from dpexp.record.runs import summaries
     from dpexp.report import listing, terminal
     from dpexp.tracking.ledger import delivered
 
     runs = runs_folder()
-    every = summaries(runs)
-    known = every[:limit]
+    known = summaries(runs)[:limit]
     states = delivered(home(), [summary.run_id for summary in known])
     for summary in known:
         if summary.problem:
@@ -75,8 +74,7 @@ def list_(
         rows = [{**summary.to_dict(), "delivered": states[summary.run_id]} for summary in known]
         say(json.dumps(rows))
     elif known:
-        ids = [summary.run_id for summary in every]
-        say(listing.runs(known, states, width=terminal.terminal_width(), ids=ids))
+        say(listing.runs(known, states, width=terminal.terminal_width()))
     else:
         say(f"no run yet in {runs}: {command('run')} hybrid makes one", err=True)
 

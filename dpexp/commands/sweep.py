@@ -256,4 +256,4 @@ def _comparison(current: Sweep) -> str:
         return text
     with private_files():
         page, _ = write_comparison(compared, current.folder / COMPARISON)
-    return f"{text}\n{printable(f'this comparison with its figure: {page}')}"
+    return f"{text}\n{printable(f'this comparison as a page: {page}')}"

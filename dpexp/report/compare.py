@@ -22,6 +22,7 @@ from dpexp.config.strategy_options import REFERENCE
 from dpexp.record.batches import without_host
 from dpexp.record.figures import Figure
 from dpexp.record.files import JournalError
+from dpexp.record.journal import SWEEP_STRATEGY
 from dpexp.record.record import Record
 from dpexp.record.steps import spread, typical
 from dpexp.record.view import RecordView
@@ -137,6 +138,11 @@ class Group:
         return single or min(by_start, key=lambda cell: cell.devices)
 
     @property
+    def newest(self) -> str:
+        """When its last run started."""
+        return max(run.started for cell in self.cells for run in cell.runs)
+
+    @property
     def metrics(self) -> list[str]:
         """The names of the metrics that its cells have."""
         return _distinct(name for cell in self.cells for name in cell.metrics())
@@ -149,7 +155,7 @@ class Group:
 
 @dataclass
 class Comparison:
-    """Groups, the largest first, and the runs that could not be compared, each with the reason."""
+    """Groups, that of the newest run first, and the runs that could not be compared, each with the reason."""
 
     groups: list[Group]
     left_out: list[tuple[str, str]]
@@ -181,7 +187,7 @@ class Comparison:
 
 
 def compare(folders: Sequence[Path]) -> Comparison:
-    """Read and group the runs of these folders, in their order."""
+    """Read and group the runs of these folders; what sweeps record of themselves is no run."""
     groups: dict[GroupKey, Group] = {}
     cells: dict[Hashable, Cell] = {}
     left_out = []
@@ -190,6 +196,8 @@ def compare(folders: Sequence[Path]) -> Comparison:
             record = Record.load(folder)
         except JournalError as error:
             left_out.append((folder.name, str(error)))
+            continue
+        if record.strategy == SWEEP_STRATEGY:
             continue
         view = RecordView(record)
         if record.status != "finished" or (usual := view.usual) is None:
@@ -203,7 +211,7 @@ def compare(folders: Sequence[Path]) -> Comparison:
         if not cell.views:
             groups.setdefault(key, Group(key)).cells.append(cell)
         cell.views.append(view)
-    return Comparison(sorted(groups.values(), key=lambda group: -len(group.cells)), left_out)
+    return Comparison(sorted(groups.values(), key=lambda group: group.newest, reverse=True), left_out)
 
 
 def _round(record: Record) -> Hashable:

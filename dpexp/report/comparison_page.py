@@ -1,33 +1,22 @@
-"""A comparison as files: one page with its tables and figures, and its rows as CSV."""
+"""A comparison as files: one page with its tables, and a row for each config with raw numbers as CSV."""
 
-import base64
+import csv
+import io
 from pathlib import Path
+from typing import Any
 
-from matplotlib.figure import Figure
-
-from dpexp.config.printable import in_html
-from dpexp.record.phases import REST
-from dpexp.record.view import RecordView
-from dpexp.report import page, style, units
-from dpexp.report.compare import Comparison, Group
-from dpexp.report.data import to_csv
-from dpexp.report.table import comparison_sections, dates, labels, shown_cells
-
-MOST_FIGURES, MOST_BARS = 4, 24
-_NOISY, _UNKNOWN = "too noisy to divide", "shares not known"
-"""Why a bar is one part."""
+from dpexp.config.printable import printable_line
+from dpexp.record.figures import At, figures
+from dpexp.report import page
+from dpexp.report.compare import Cell, Comparison, Group
+from dpexp.report.table import comparison_sections, verdict
 
 
 def write_comparison(comparison: Comparison, folder: Path) -> list[Path]:
     """Write ``report.html`` and ``report.csv`` into the folder, which is created if missing."""
-    sections = list(map(page.section, comparison_sections(comparison)))
-    several = [place for place, group in enumerate(comparison.groups) if len(group.cells) > 1]
-    for place in several[:MOST_FIGURES]:
-        sections[place] += inline(
-            step_figure(comparison.groups[place]), f"Step times of comparison {place + 1}"
-        )
+    sections = "".join(map(page.section, comparison_sections(comparison)))
     written = {
-        folder / "report.html": page.document("Comparison of runs", "".join(sections)),
+        folder / "report.html": page.document("Comparison of runs", sections),
         folder / "report.csv": to_csv(comparison),
     }
     folder.mkdir(parents=True, exist_ok=True)
@@ -36,41 +25,49 @@ def write_comparison(comparison: Comparison, folder: Path) -> list[Path]:
     return [*written]
 
 
-def step_figure(group: Group) -> Figure:
-    """A bar for each cell, as long as its step time, divided as the phase-timed steps of its first run are.
-
-    Without phases inside others. The bar of a run that cannot be judged is not divided.
-    """
-    cells = shown_cells(group)[:MOST_BARS]
-    bars = [_parts(cell.views[0]) for cell in cells]
-    figure, axes = style.figure_with_axes(10.0, 1.3 + 0.4 * len(cells))
-    colors = style.colors({name for parts in bars for name in parts} - {_NOISY, _UNKNOWN})
-    for row, (cell, parts) in enumerate(zip(cells, bars, strict=True)):
-        left, full = 0.0, sum(parts.values())
-        for name, share in parts.items():
-            ms, color = cell.typical_ms * share / full, colors.get(name, style.PHASES[REST])
-            axes.barh(row, ms, left=left, height=0.66, color=color, **style.EDGE)
-            left += ms
-        text = ", ".join([units.ms(cell.typical_ms), *(name for name in parts if name not in colors)])
-        axes.text(left, row, f"  {text}", va="center", fontsize=8.5, color=style.INK)
-    style.label_rows(axes, labels(cells))
-    axes.margins(x=0.3)
-    style.time_axis(axes)
-    axes.xaxis.tick_top()
-    style.title(axes, f"Step time by phase, {group.key.execution} on {group.key.machine[0]}, {dates(cells)}")
-    style.legend(axes, {name: colors[name] for parts in bars for name in parts if name in colors})
-    return figure
+def to_csv(comparison: Comparison) -> str:
+    """A header and a line for each config; the ids of its runs are separated by spaces."""
+    text, rows = io.StringIO(), comparison_rows(comparison)
+    if rows:
+        writer = csv.DictWriter(text, rows[0], lineterminator="\n")
+        writer.writeheader()
+        for row in rows:
+            texts = {key: printable_line(each) for key, each in row.items() if isinstance(each, str)}
+            writer.writerow(row | texts)
+    return text.getvalue()
 
 
-def _parts(view: RecordView) -> dict[str, float]:
-    """{phase, or the rest: its share of a step}; one part where a step has no shares."""
-    if view.phase_noise:
-        return {_NOISY: 1.0}
-    found = [phase for phase in (*view.phases, *filter(None, [view.rest])) if phase.depth == 0]
-    return {phase.name: phase.share for phase in found if phase.share} or {_UNKNOWN: 1.0}
+def comparison_rows(comparison: Comparison) -> list[dict[str, Any]]:
+    """The configs of all groups, fastest first in each; the same keys in every row, None where unknown."""
+    metrics = dict.fromkeys(name for group in comparison.groups for name in group.metrics)
+    return [
+        {"comparison": number, **_row(group, cell), **{name: cell.metrics().get(name) for name in metrics}}
+        for number, group in enumerate(comparison.groups, start=1)
+        for cell in group.ranked
+    ]
 
 
-def inline(figure: Figure, name: str) -> str:
-    """The figure as a PNG inside the page."""
-    data = base64.b64encode(style.png(figure)).decode()
-    return f'<p><img alt="{in_html(name)}" src="data:image/png;base64,{data}"></p>'
+def _row(group: Group, cell: Cell) -> dict[str, Any]:
+    first, speed_up = cell.first, cell.speed_up(group.baseline)
+    row: dict[str, Any] = {
+        "name": first.name,
+        "runs": " ".join(run.run_id for run in cell.runs),
+        **{key: getattr(first, key) for key in ("started", "strategy", "execution")},
+        **{key: first.config.get(key) for key in ("model", "data")},
+        "rows": cell.rows,
+        "devices": cell.devices,
+        "host": group.key.machine[0],
+        "is_baseline": cell is group.baseline,
+    }
+    for figure in figures(At.ROWS):
+        if figure.name not in ("speed_up", "metrics"):
+            row[figure.name] = cell.number(figure)
+            if figure.is_sampled:
+                row[f"{figure.name}_iqr"] = cell.pooled(figure)["iqr"]
+    is_known = cell is not group.baseline and speed_up.is_known
+    return row | {
+        "speed_up": speed_up.value,
+        "speed_up_low": speed_up.low if is_known else None,
+        "speed_up_high": speed_up.high if is_known else None,
+        "verdict": verdict(speed_up) if is_known else "",
+    }

@@ -11,7 +11,6 @@ Reports have findings in the order of this file; docs/strategies.md lists them i
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections import defaultdict
 from collections.abc import Callable
@@ -20,7 +19,6 @@ from typing import Literal
 
 from dpexp.config.errors import plural
 from dpexp.record.batches import replicated_bytes
-from dpexp.record.noise import SLOWER, median_interval
 from dpexp.record.phases import Phase, union_length
 from dpexp.record.record import Record
 from dpexp.record.view import RecordView
@@ -31,16 +29,12 @@ Needs = Literal["record", "steps", "phases"]
 Found = tuple[str, str] | None
 """What was found, with its numbers, and what to try; None where the run does not show it."""
 
-ENOUGH = 8
-"""Fewer steps do not show how step time grows, or that some of them are slow."""
 TINY_MS = 1.0
 """A replica that computes for longer than this is not dominated by Python."""
-HOST_BYTES_PER_MS = 1e7
-"""A host streams about 10 GB/s from one thread: a dense update of 256 MB, in three passes, takes 80 ms."""
 UNBALANCED = 1.3
-"""A rank's time or a device's memory is unbalanced from this many times the others' median."""
-LEAST_MS, LEAST_BYTES = 0.5, 1_000_000
-"""Smaller differences come from the scheduler and the allocator, not from the layout."""
+"""A rank's time is unbalanced from this many times the others' median."""
+LEAST_MS = 0.5
+"""Smaller differences come from the scheduler, not from the layout."""
 
 
 @dataclass(frozen=True)
@@ -161,11 +155,7 @@ def replicate(view: RecordView) -> Found:
 
 @finding("mostly overhead", needs="phases")
 def overhead(view: RecordView) -> Found:
-    """Copies, threads, Python and launching kernels take longer than the kernels."""
-    return _around_replicas(view) or _independent_of_rows(view)
-
-
-def _around_replicas(view: RecordView) -> Found:
+    """Copies, threads, Python and launching kernels take longer than the kernels of replicas."""
     phases = {name: phase.median for name, phase in _phases(view).items()}
     copies = sum(phases.get(name, 0.0) for name in ("scatter", "replicate", "gather"))
     calls, computing = phases.get("parallel_apply"), _replicas_ms(view)
@@ -191,59 +181,6 @@ def _replicas_ms(view: RecordView) -> float | None:
         if row["replica"] is not None and (usual is None or row["step"] in usual):
             spans[row["step"]].append((row["start_us"], row["end_us"]))
     return statistics.median(map(union_length, spans.values())) / 1000 if spans else None
-
-
-def _independent_of_rows(view: RecordView) -> Found:
-    """Three quarters of a step are fixed costs, by the line through the smallest and largest batches."""
-    medians = {rows: statistics.median(ms) for rows, ms in view.by_rows.items() if len(ms) >= ENOUGH}
-    few, many = min(medians, default=0), max(medians, default=0)
-    replicas = {len(group.split) for group in view.batches if group.rows in (few, many)}
-    if not few or many < 2 * few or len(replicas) > 1 or not 0 < medians[many] < 10 * TINY_MS:
-        return None
-    at_no_rows = (medians[few] * many - medians[many] * few) / (many - few)
-    fixed = min(1.0, at_no_rows / medians[many])
-    if fixed < 0.75:
-        return None
-    return (
-        f"Fixed costs dominate: a step of {plural(few, 'row')} takes {units.ms(medians[few])}, a step of "
-        f"{many} rows {units.ms(medians[many])}. About {units.percent(fixed)} of it does not depend on the "
-        "rows.",
-        f"A --batch-size well above {many} costs little more; more devices cannot help yet.",
-    )
-
-
-@finding("dense gradient of a table", needs="phases")
-def dense_gradient(view: RecordView) -> Found:
-    """The gradient of a large embedding table is written in full, although a batch touches few rows."""
-    config = view.record.config
-    if config.get("sparse", True) or config.get("eval"):
-        return None
-    tables = [
-        row
-        for row in view.record.device_map
-        if row["kind"] == "parameter" and len(row["shape"]) == 2 and row["module"] in config.get("host", ())
-    ]
-    touched = max((_ids(view, row["module"]) for row in tables), default=0)
-    if not touched:
-        return None
-    table = max(tables, key=lambda row: int(row["bytes"]))
-    rows = table["shape"][0]
-    share = sum(view.phase_shares.get(name, 0.0) for name in ("backward", "optimizer"))
-    spent_ms, writing_ms = share * view.timed_ms, 3 * table["bytes"] / HOST_BYTES_PER_MS
-    if rows < 10 * touched or share < 0.5 or writing_ms < 0.5 * spent_ms:
-        return None
-    return (
-        f"The dense gradient of '{table['module']}' dominates: backward and optimizer take "
-        f"{units.percent(share)} of a step ({units.ms(spent_ms)}), writing {units.size(table['bytes'])} for "
-        f"{rows:,} rows of which a batch touches at most {touched:,}.",
-        "Use --sparse: only the rows of the batch get a gradient and move.",
-    )
-
-
-def _ids(view: RecordView, module: str) -> int:
-    """How many ids the largest batch looks up in a module."""
-    calls = [call for group in view.batches for call in group.calls if call.module == module]
-    return max((sum(map(math.prod, inputs)) for call in calls for inputs in call.inputs), default=0)
 
 
 @finding("idle devices")
@@ -314,28 +251,10 @@ def exposed_allreduce(view: RecordView) -> Found:
     )
 
 
-@finding("memory of the output device")
-def output_memory(view: RecordView) -> Found:
-    """The device where outputs are gathered needs more memory than the others."""
-    memory, output = view.record.memory, view.record.devices["output"]
-    others = [count for device, count in memory.items() if device not in ("cpu", output)]
-    if output not in memory or output == "cpu" or not others:
-        return None
-    usual = statistics.median(others)
-    if memory[output] < UNBALANCED * usual or memory[output] - usual < LEAST_BYTES:
-        return None
-    return (
-        f"Memory is unbalanced towards the output device: {output} peaks at {units.size(memory[output])}, "
-        f"the others at {units.size(usual)}.",
-        "Compute the loss inside the model, so that each replica returns one number instead of its outputs; "
-        "DistributedDataParallel gathers nothing.",
-    )
-
-
 @finding("unsteady steps", needs="steps")
 def unsteady(view: RecordView) -> Found:
-    """The steps do not take the same time from the first to the last: the median mixes different steps."""
-    return _slow_start(view) or _change(view) or _interruptions(view)
+    """The first steps are slow, or a few interrupt the others: the median leaves them out."""
+    return _slow_start(view) or _interruptions(view)
 
 
 def _slow_start(view: RecordView) -> Found:
@@ -348,26 +267,6 @@ def _slow_start(view: RecordView) -> Found:
         f"The first {count} steps take {units.ratio(first / rest)} as long as the {len(times) - count} after "
         f"them ({units.ms(first)} against {units.ms(rest)}).",
         f"Warm up longer: --warmup {max(2 * warmup, warmup + 4 * count)}.",
-    )
-
-
-def _change(view: RecordView) -> Found:
-    """By the intervals of both medians: the last quarter of the steps against the first."""
-    times = view.usual_times[view.slow_start :]
-    quarter = len(times) // 4
-    if quarter < ENOUGH:
-        return None
-    first, last = times[:quarter], times[-quarter:]
-    (low, high), (later_low, later_high) = median_interval(first), median_interval(last)
-    if later_low < SLOWER * high and low < SLOWER * later_high:
-        return None
-    before, after = statistics.median(first), statistics.median(last)
-    ratio = units.ratio(after / before if before else math.inf)
-    return (
-        f"The last quarter of {plural(len(times), 'step')} takes {ratio} as long as the first: "
-        f"{units.ms(after)} a step instead of {units.ms(before)}.",
-        "See what began or ended on the machine meanwhile, whether it became too hot, and whether memory or "
-        "a cache grows.",
     )
 
 

@@ -14,14 +14,12 @@ the ``difference`` of their means.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dpexp.record.steps import typical
-from dpexp.report import units
 
 if TYPE_CHECKING:
     import numpy as np
@@ -31,23 +29,17 @@ if TYPE_CHECKING:
 RunFigures = Mapping[Any, float]
 """{run: its figure}; runs of the same round of a sweep have the same key."""
 CONFIDENCE = 0.95
-POWER = 0.8
-"""The share of further comparisons with as many runs that find a difference which would show."""
 ONE_RUN = "from one run each"
 """Why there is no interval."""
 
 
 @dataclass(frozen=True)
 class Interval:
-    """An estimate and its 95% confidence interval; with one run the interval is everything.
-
-    ``least_seen``: the least factor between equal and different that would show.
-    """
+    """An estimate and its 95% confidence interval; with one run the interval is everything."""
 
     value: float
     low: float = -math.inf
     high: float = math.inf
-    least_seen: float = math.inf
 
     def __contains__(self, value: object) -> bool:
         return isinstance(value, int | float) and self.low <= value <= self.high
@@ -62,17 +54,6 @@ class Interval:
         if not self.is_known:
             return f"{show(self.value)} ({ONE_RUN}: no interval)"
         return f"{show(self.value)} (95% interval {show(self.low)} to {show(self.high)})"
-
-    @property
-    def seen_text(self) -> str:
-        """``4.1% would show``, ``3.20x would show``, ``100x would not show``; empty where it is not known."""
-        if not math.isfinite(self.least_seen):
-            return ""
-        if self.least_seen < 2:
-            return f"{units.percent(self.least_seen - 1)} would show"
-        return (
-            f"{units.ratio(self.least_seen)} would show" if self.least_seen <= 100 else "100x would not show"
-        )
 
 
 def of_runs(runs: RunFigures) -> Interval:
@@ -142,28 +123,6 @@ def difference(first: Array, second: Array) -> Estimate:
     return Estimate(first.mean(-1) - second.mean(-1), sum(variances) ** 0.5, freedom)
 
 
-@functools.cache
-def least_found(freedom: int) -> float:
-    """The least difference that ``POWER`` of further comparisons find, in standard errors as measured.
-
-    The spread that was measured is chance, and so is that of a further comparison: the factor c is of::
-
-        P( c · s + z > t · s' ) = 80%     s, s': spreads as runs measure them, z: the further mean
-    """
-    import numpy as np
-    from scipy import special
-
-    shares = (np.arange(200) + 0.5) / 200
-    spreads = np.sqrt(special.chdtri(freedom, 1 - shares) / freedom)
-    limits = special.stdtrit(freedom, (1 + CONFIDENCE) / 2) * spreads[:, None]
-    factors = np.geomspace(1, 100, 400)
-    found = [
-        np.mean(special.ndtr(factor * spreads - limits) + special.ndtr(-factor * spreads - limits))
-        for factor in factors
-    ]
-    return float(np.interp(POWER, found, factors))
-
-
 def _logs(values: Iterable[float]) -> Array:
     import numpy as np
 
@@ -171,7 +130,6 @@ def _logs(values: Iterable[float]) -> Array:
 
 
 def _interval(value: float, estimate: Estimate) -> Interval:
-    seen = least_found(estimate.freedom) * estimate.error
-    ends = (estimate.middle - estimate.half, estimate.middle + estimate.half, seen)
+    ends = (estimate.middle - estimate.half, estimate.middle + estimate.half)
     # Two runs that differ much have an end that no float has.
     return Interval(value, *(math.exp(max(-700, min(700, float(end)))) for end in ends))

@@ -1,10 +1,9 @@
 """Listing: what ``runs.py list`` and ``run.py models`` print."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import count
 from typing import Any
 
-from rich.cells import cell_len, set_cell_size
+from rich.cells import cell_len
 
 from dpexp.config.errors import merged, plural
 from dpexp.config.printable import printable_line
@@ -15,9 +14,8 @@ from dpexp.report import units
 from dpexp.report.section import Section, Table
 
 _GAP = "  "
-SHORTEST_ID, SHORTEST_NAME = 8, 8
-NARROWED = ("devices", "IQR", "started", "run", "strategy", "execution", "MLflow", "verified")
-"""The columns that a narrow terminal does without, the least important first; it cuts run ids."""
+NARROWED = ("devices", "IQR", "started", "strategy", "execution", "MLflow", "verified")
+"""The columns that a narrow terminal does without, the least important first."""
 
 
 def columns(rows: Iterable[Sequence[Any]]) -> list[str]:
@@ -35,17 +33,8 @@ def columns(rows: Iterable[Sequence[Any]]) -> list[str]:
 # --- runs ----------------------------------------------------------------------------------------
 
 
-def runs(
-    summaries: Sequence[RunSummary],
-    delivered: Mapping[str, str],
-    *,
-    width: int | None = None,
-    ids: Iterable[str] = (),
-) -> str:
-    """A line for each run, with all columns; in a terminal ``width`` columns long at most.
-
-    ``ids`` are those of all runs, if more exist.
-    """
+def runs(summaries: Sequence[RunSummary], delivered: Mapping[str, str], *, width: int | None = None) -> str:
+    """A line for each run, with all columns; in a terminal with those that fit its ``width``."""
     verified = {True: "yes", False: "no", None: "-"}
     table = {
         "run": [run.run_id for run in summaries],
@@ -60,7 +49,7 @@ def runs(
         "started": [run.started[:16].replace("T", " ") for run in summaries],
     }
     if width is not None:
-        _fit(table, width, ids)
+        _fit(table, width)
     return "\n".join(columns(zip(*([title, *cells] for title, cells in table.items()), strict=True)))
 
 
@@ -76,36 +65,13 @@ def _figures(summaries: Sequence[RunSummary]) -> dict[str, list[str]]:
     return table
 
 
-def _fit(table: dict[str, list[str]], width: int, ids: Iterable[str]) -> None:
-    """Make the table so wide: without some columns, then with prefixes of ids, at last with cut names."""
-
-    def excess() -> int:
-        widths = (max(map(cell_len, (title, *cells))) for title, cells in table.items())
-        return sum(widths) + len(_GAP) * (len(table) - 1) - width
-
+def _fit(table: dict[str, list[str]], width: int) -> None:
+    """Drop columns until the table is so wide; names and ids stay as they are, to be copied."""
     for title in NARROWED:
-        if excess() > 0 and title == "run":
-            table["run"] = prefixes(table["run"], ids)
-        elif excess() > 0:
-            table.pop(title, None)
-    if (over := excess()) > 0:
-        longest = max(map(cell_len, ("name", *table["name"])))
-        table["name"] = [shortened(name, max(SHORTEST_NAME, longest - over)) for name in table["name"]]
-
-
-def prefixes(ids: Sequence[str], others: Iterable[str] = ()) -> list[str]:
-    """The first letters of the ids, at least eight, and as many as distinguish all of them and the others."""
-    every = {*ids, *others}
-    length = next(most for most in count(SHORTEST_ID) if len({each[:most] for each in every}) == len(every))
-    return [run_id[:length] for run_id in ids]
-
-
-def shortened(text: str, width: int) -> str:
-    """The text with «…» for its middle where it takes more than ``width`` columns of a terminal."""
-    if cell_len(text) <= width:
-        return text
-    end = (width - 1) // 2
-    return f"{set_cell_size(text, width - 1 - end)}…{set_cell_size(text[::-1], end)[::-1]}"
+        widths = (max(map(cell_len, (title, *cells))) for title, cells in table.items())
+        if sum(widths) + len(_GAP) * (len(table) - 1) <= width:
+            return
+        table.pop(title, None)
 
 
 def one(run: RunSummary, delivered: str) -> str:

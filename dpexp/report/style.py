@@ -11,7 +11,7 @@ from __future__ import annotations
 import io
 import textwrap
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
@@ -153,12 +153,3 @@ def text_on(axes: Axes, x: float, y: float, text: str, background: str, size: fl
 def escape(text: str) -> str:
     """The printable text with escaped dollar signs: matplotlib would read them as formulas."""
     return printable(text).replace("$", r"\$")
-
-
-def legend(axes: Axes, colors: Mapping[str, str]) -> None:
-    """The colours of the phases, in rows under the axes."""
-    from matplotlib.patches import Patch
-
-    patches = [Patch(facecolor=color, label=escape(phase)) for phase, color in colors.items()]
-    where: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (0, -0.02), "ncols": 6}
-    axes.legend(handles=patches, frameon=False, fontsize=8.5, labelcolor=INK, handlelength=1, **where)

@@ -5,10 +5,9 @@ from collections.abc import Sequence
 from dpexp.config.errors import plural
 from dpexp.config.names import cell_title
 from dpexp.record.figures import At, Figure, figures
-from dpexp.report import layout, units
+from dpexp.report import units
 from dpexp.report.compare import Cell, Comparison, Group
 from dpexp.report.intervals import ONE_RUN, Interval
-from dpexp.report.listing import prefixes
 from dpexp.report.section import Section, Table
 
 SHOWN = 40
@@ -81,7 +80,7 @@ def _group(group: Group, number: int) -> Section:
     lines = (about, _fastest(names, cells), *_caveats(group, names, cells))
     columns = {
         "run": names,
-        "id": prefixes([cell.first.run_id for cell in cells]),
+        "id": [cell.first.run_id for cell in cells],
         "runs": [str(len(cell.views)) for cell in cells],
         "strategy": [cell.first.strategy for cell in cells],
         "devices": [str(cell.devices) for cell in cells],
@@ -106,7 +105,7 @@ def _fastest(names: Sequence[str], cells: Sequence[Cell]) -> str:
         return f"{names[0]} has the shortest step: {_interval(lead)} over {names[1]}, the next"
     if 1.0 in lead:
         both = f"{names[0]} and {names[1]} are within the noise of one another"
-        return f"{both}: {_interval(lead)}, {lead.seen_text}"
+        return f"{both}: {_interval(lead)}"
     return f"{names[0]} is the fastest: {_interval(lead)} over {names[1]}, the next"
 
 
@@ -141,8 +140,6 @@ def _text(cell: Cell, figure: Figure, baseline: Cell) -> str:
         return "baseline" if cell is baseline else _speed_up(cell.speed_up(baseline))
     if figure.name == "efficiency":
         return units.text(cell.efficiency(baseline), figure.unit)
-    if figure.name == "peak_bytes":
-        return _memory(cell)
     number = cell.number(figure)
     if number is not None and figure.is_sampled:
         samples = cell.pooled(figure)
@@ -157,8 +154,7 @@ def _number(number: float | None, figure: Figure) -> str:
 
 
 def _speed_up(found: Interval) -> str:
-    seen = f", {found.seen_text}" if found.is_known and 1.0 in found else ""
-    return f"{_interval(found)} {verdict(found)}{seen}".strip()
+    return f"{_interval(found)} {verdict(found)}".strip()
 
 
 def _interval(interval: Interval) -> str:
@@ -169,13 +165,3 @@ def _interval(interval: Interval) -> str:
 def _end(value: float) -> str:
     """An end of an interval; of two runs that differ much it is of any size, which says nothing."""
     return "<0.01" if value < 0.01 else ">100" if value > 100 else f"{value:.2f}"
-
-
-def _memory(cell: Cell) -> str:
-    """Peak memory by device, the largest of the runs: the host, and at most three devices or the largest."""
-    devices = sorted({device for run in cell.runs for device in run.memory}, key=layout.device_order)
-    peaks = {device: max(run.memory.get(device, 0) for run in cell.runs) for device in devices}
-    if len(devices) > 4:
-        most = max(devices[1:], key=lambda device: peaks[device])
-        return f"{devices[0]} {units.size(peaks[devices[0]])}, at most {most} {units.size(peaks[most])}"
-    return ", ".join(f"{device} {units.size(count)}" for device, count in peaks.items()) or "-"

@@ -29,11 +29,6 @@ class Verdict:
     is_timed: bool
 
     @property
-    def is_open(self) -> bool:
-        """Whether these runs decide nothing; the figures then end with what would show."""
-        return self.is_timed and self.outcome == ClaimOutcome.NOT_SHOWN
-
-    @property
     def is_as_stated(self) -> bool:
         """Whether the outcome is the one that the committed answer states."""
         return self.outcome == self.claim.stated
@@ -68,8 +63,7 @@ def _timed(claim: Claim, kind: Metric, cell: str, runs: RunsByCell) -> tuple[Cla
     satisfied = {RELATIONS[claim.relation](end, claim.value) for end in (found.low, found.high)}
     is_open = not found.is_known or len(satisfied) > 1
     outcome = ClaimOutcome.NOT_SHOWN if is_open else _outcome(satisfied == {True})
-    figures = found.text(units.ratio if claim.against else kind.show)
-    return outcome, f"{figures}; {found.seen_text}" if is_open and found.is_known else figures
+    return outcome, found.text(units.ratio if claim.against else kind.show)
 
 
 def _fact(claim: Claim, kind: Metric, cell: str, runs: RunsByCell) -> tuple[ClaimOutcome, str]:

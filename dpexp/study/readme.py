@@ -23,10 +23,6 @@ from dpexp.study.experiment import CONFIG, README, ClaimOutcome, Experiment, loa
 from dpexp.study.records import RunsByCell
 
 FIGURE = "figure.png"
-WOULD_SHOW = (
-    "What would show is the distance from the claim's figure that four of five such sweeps find, by the "
-    "spread of these runs."
-)
 INTERVALS = (
     "A time is the geometric mean of its runs' medians, with the interquartile range of all samples in "
     "brackets and their number after it; an interval is of Student's t over the runs, paired by round. A "
@@ -92,8 +88,7 @@ class ExperimentReadme:
             )
             judged = Table(("claim", "here", "figures", "kind"), verdicts)
             parts += [table(Table(titles, cells)), table(judged)]
-        is_open = any(verdict.is_open for kind in self.runs for verdict in self.verdicts[kind])
-        return "\n\n".join([*parts, f"{INTERVALS} {WOULD_SHOW}" if is_open else INTERVALS])
+        return "\n\n".join([*parts, INTERVALS])
 
     def _cell_row(self, cell: str, runs: RunsByCell) -> tuple[str, ...]:
         figures = (metrics.table_cell(name, runs[cell]) for name in self.experiment.columns)

@@ -157,7 +157,7 @@ def test_a_sweep_resumes_under_one_parent_and_ends_in_one_comparison(dpexp_home:
     assert sorted(Record.load(run).name for run in runs) == ["single.r1", "whole.r1"]
     assert sorted(dpexp_home.joinpath("runs").iterdir()) == sorted([folder, *runs])
     assert done.stdout.count("Comparison 1: 2 configs") == 1
-    assert f"figure: {folder / 'report' / 'report.html'}" in done.stdout
+    assert f"page: {folder / 'report' / 'report.html'}" in done.stdout
     assert ",whole,virtual,linear," in (folder / "report" / "report.csv").read_text()
 
     from mlflow.tracking import MlflowClient

@@ -14,7 +14,7 @@ from dpexp.record.journal import Journal
 from dpexp.record.record import Record
 from dpexp.record.runs import RunSummary
 from dpexp.record.view import RecordView
-from dpexp.report import data
+from dpexp.report import comparison_page
 from dpexp.report.compare import compare
 from dpexp.study.metrics import METRICS, value
 from dpexp.study.records import MeasuredRun
@@ -40,7 +40,7 @@ def test_a_figure_is_one_number_wherever_it_is_shown(kind: str, dpexp_home: Path
     record = Record.load(journal.folder)
     view, run = RecordView(record), [MeasuredRun("cell", 1, record)]
     known = {figure.name: number for figure in FIGURES if (number := figure.number(view)) is not None}
-    (row,) = csv.DictReader(io.StringIO(data.to_csv(compare([journal.folder]))))
+    (row,) = csv.DictReader(io.StringIO(comparison_page.to_csv(compare([journal.folder]))))
     summary = record.summary | {"step_ms": record.summary["step_ms"]["median"]}
     screens = {
         "the Record": {name: each for name, each in summary.items() if isinstance(each, float)},

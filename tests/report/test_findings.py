@@ -3,14 +3,13 @@
 import itertools
 import math
 import random
-import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 from command_lines import ROOT
 from launching import run
-from record_factory import EPOCH, PHASES, hybrid, shape_row, timeline_row, whole
+from record_factory import PHASES, hybrid, shape_row, timeline_row, whole
 
 from dpexp.record.figures import summarize
 from dpexp.record.record import Record
@@ -94,12 +93,6 @@ def test_batches_that_leave_devices_idle_are_found() -> None:
         assert "idle devices" not in texts(record)
 
 
-def test_high_memory_of_the_output_device_is_found() -> None:
-    memory = {"cpu": 10**9, "cuda:0": 3 * 10**9, "cuda:1": 10**9, "cuda:2": 10**9}
-    found = texts(whole(3, virtual=False, memory=memory))["memory of the output device"]
-    assert "cuda:0 peaks at 3 GB, the others at 1 GB" in found
-
-
 # --- overheads -----------------------------------------------------------------------------------
 
 
@@ -124,27 +117,6 @@ def test_replicas_that_compute_one_after_the_other_are_not_overhead() -> None:
             row["start_us"] += quarter * row["replica"]
             row["end_us"] = row["start_us"] + quarter
     assert "mostly overhead" not in texts(record)
-
-
-@pytest.mark.parametrize(("per_row", "fixed", "is_found"), [(0.001, 1.0, True), (0.05, 0.1, False)])
-def test_a_step_that_does_not_grow_with_its_rows_is_overhead(
-    per_row: float, fixed: float, is_found: bool
-) -> None:
-    record, wobble = hybrid(), itertools.cycle((0.995, 1.0, 1.005))
-    rows = list(EPOCH) * 25
-    times = [(fixed + per_row * count) * next(wobble) for count in rows]
-    record.steps = {"time_ms": times, "loss": [1.0] * 100, "samples": rows}
-    found = texts(record).get("mostly overhead", "")
-    assert bool(re.search(r"About 9\d% of it does not depend on the rows", found)) is is_found
-
-
-def test_a_large_tables_dense_gradient_is_found() -> None:
-    phases = {"embedding": 0.3, "transfer": 0.02, "dense": 0.4, "loss": 0.1, "backward": 40, "optimizer": 40}
-    large: dict[str, Any] = {"rows": 1_000_000, "dim": 64, "ids": 16, "phases": phases}
-    found = texts(hybrid(**large))["dense gradient of a table"]
-    assert "writing 256 MB for 1,000,000 rows of which a batch touches at most 480. Use --sparse" in found
-    for record in (hybrid(sparse=True, **large), hybrid(phases=phases), whole(2)):
-        assert "dense gradient of a table" not in texts(record)
 
 
 # --- ranks ---------------------------------------------------------------------------------------
@@ -230,23 +202,6 @@ def test_slow_first_steps_are_found_and_need_a_longer_warmup(slow: int, count: i
         found = texts(timed([factor * ms for ms in times[:slow]] + times[slow:]))["unsteady steps"]
         assert found.startswith(f"The first {slow} steps take ")
         assert found.endswith(f"--warmup {max(20, 10 + 4 * slow)}.")
-
-
-@pytest.mark.parametrize("count", [40, 300, 1000])
-@pytest.mark.parametrize("growth", [-0.5, 1.0, 4.0])
-def test_steps_that_get_slower_or_faster_are_found(growth: float, count: int) -> None:
-    """In their last quarter, as beside other work, or all the time, as on a machine that gets hot."""
-    times, last = noisy(count, seed=count), count // 4
-    at_once = texts(timed(times[:-last] + [(1 + growth) * ms for ms in times[-last:]]))["unsteady steps"]
-    ratio = re.findall(rf"The last quarter of {count} steps takes ([\d.]+)x as long as the first", at_once)[0]
-    assert float(ratio) == pytest.approx(1 + growth, rel=0.1)
-    drifting = [ms * (1 + growth * number / count) for number, ms in enumerate(times)]
-    assert "The last quarter" in texts(timed(drifting))["unsteady steps"]
-
-
-def test_a_change_of_a_tenth_is_not_reported() -> None:
-    times = noisy(300, seed=1, spread=0.02)
-    assert "unsteady steps" not in texts(timed(times[:150] + [1.1 * ms for ms in times[150:]]))
 
 
 def test_single_slow_steps_that_hold_most_of_the_time_are_interruptions() -> None:

@@ -1,10 +1,8 @@
 """Intervals over runs: how often they find a difference where there is none, and what would show."""
 
 import functools
-import itertools
 import math
 import statistics
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,12 +10,10 @@ import pytest
 
 from dpexp.report import units
 from dpexp.report.intervals import (
-    POWER,
     Estimate,
     Interval,
     against_one,
     difference,
-    least_found,
     mean,
     of_runs,
     ratio_interval,
@@ -62,45 +58,6 @@ def test_equal_cells_differ_in_at_most_6_percent_of_comparisons(
     assert found(mean(first)) <= MOST  # a cell whose true figure is 1
     assert found(difference(first, second)) <= MOST
     assert found(difference(first, 10 * second)) <= MOST
-
-
-@pytest.mark.parametrize(("runs", "others"), [*itertools.combinations(RUNS, 2)])
-def test_cells_of_unequal_numbers_of_runs_are_no_exception(runs: int, others: int) -> None:
-    for factor in (0.1, 0.3, 1.0, 3.0):
-        first = run_medians(0.3, 0.1, 0.0, 1)[:, :runs]
-        assert found(difference(first, factor * run_medians(0.3, 0.1, 0.0, 2)[:, :others])) <= MOST
-
-
-def paired(runs: int, seed: int, shift: Array | float = 0.0) -> Estimate:
-    cells = [0.03 * np.random.default_rng(seed + cell).standard_normal((20_000, runs)) for cell in (0, 1)]
-    return mean(cells[0] - cells[1] + np.reshape(shift, (-1, 1)))
-
-
-def apart(runs: int, seed: int, shift: Array | float = 0.0) -> Estimate:
-    cells = [0.03 * np.random.default_rng(seed + cell).standard_normal((20_000, runs)) for cell in (0, 1)]
-    return difference(cells[0] + np.reshape(shift, (-1, 1)), cells[1])
-
-
-@pytest.mark.parametrize("runs", RUNS)
-@pytest.mark.parametrize(("cells", "most"), [(paired, POWER + 0.015), (apart, 0.92)])
-def test_four_of_five_further_comparisons_find_what_would_show(
-    cells: Callable[..., Estimate], most: float, runs: int
-) -> None:
-    """Of cells that ran apart no fewer: their degrees of freedom are a lower bound."""
-    before = cells(runs, 0)
-    further = cells(runs, 2, least_found(before.freedom) * before.error)
-    assert POWER - 0.015 < found(further) < most
-
-
-def test_what_would_show_reads_as_a_share_or_as_a_factor() -> None:
-    figures = {1: 1.0, 2: 1.1, 3: 1.05}, {1: 1.0, 2: 1.0, 3: 1.02}
-    logs = np.log([one / other for one, other in zip(*(each.values() for each in figures), strict=True)])
-    expected = np.exp(least_found(2) * logs.std(ddof=1) / np.sqrt(3))
-    assert ratio_interval(*figures).least_seen == pytest.approx(expected)
-    assert Interval(1.0, 0.9, 1.1, 1.041).seen_text == "4.1% would show"
-    assert Interval(1.0, 0.1, 9.0, 3.2).seen_text == "3.20x would show"
-    assert Interval(1.0, 0.1, 9.0, 1e5).seen_text == "100x would not show"
-    assert Interval(1.0).seen_text == ""
 
 
 @pytest.mark.parametrize("runs", [[1.0, 1.2], [3.0, 2.0, 2.5], [5.0, 5.1, 4.9, 5.3, 5.2, 6.0]])
