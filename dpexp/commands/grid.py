@@ -8,10 +8,8 @@ Where one run takes an option several times, ``+`` joins: ``--block block1+block
 from __future__ import annotations
 
 import itertools
-import shlex
 from collections.abc import Iterator, Sequence
 from functools import cache
-from itertools import islice
 from typing import Any
 
 import typer
@@ -21,30 +19,15 @@ from dpexp.config.errors import ConfigError, did_you_mean, unknown
 from dpexp.config.process import command
 from dpexp.config.run_config import RunConfig, option_names
 from dpexp.config.strategy_options import REFERENCE, STRATEGY_OPTIONS
-from dpexp.study.grid import Axes, Grid, combinations, grid, too_large
+from dpexp.study.grid import Axes, Grid, grid
 
 OF_THE_SWEEP = frozenset({"run_name", "track", "track_timeout"})
 """Options that a sweep sets for its runs."""
-_FIRST = 20
-"""Cells of a sweep that is too large to run, which a dry run shows."""
 
 
 def parse(words: Sequence[str], own: Sequence[str], repeats: int) -> Grid:
     """The grid of a command line; ``own`` are the options of the command ``sweep``. Raises ConfigError."""
     return grid(parse_axes(words, own), _config, repeats)
-
-
-def preview(words: Sequence[str], own: Sequence[str], repeats: int) -> str:
-    """The size and first cells of a command line that is too large for a sweep; else an empty text.
-
-    No cell is tried. Raises ConfigError for options that no strategy has.
-    """
-    axes = parse_axes(words, own)
-    problem = too_large(axes, repeats)
-    if not problem:
-        return ""
-    cells = [shlex.join([each.strategy, *each.words]) for each in islice(combinations(axes), _FIRST)]
-    return "\n".join([f"{problem}. The first cells:", *(f"  {cell}" for cell in cells), "  …"])
 
 
 def parse_axes(words: Sequence[str], own: Sequence[str]) -> dict[str, Axes]:

@@ -14,7 +14,6 @@ from dpexp.commands.options import OUTPUT, epilog
 from dpexp.config.errors import ConfigError, no_file
 from dpexp.config.printable import printable_line
 from dpexp.config.process import command, home
-from dpexp.study import MOST_REPEATS
 
 if TYPE_CHECKING:
     from dpexp.tracking.sync import SyncResult
@@ -177,7 +176,6 @@ def reproduce(
             help="How often it runs on the same kind of machine, to compare its times.",
             metavar="INTEGER",
             min=1,
-            max=MOST_REPEATS,
         ),
     ] = 3,
     track: Annotated[

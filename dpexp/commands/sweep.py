@@ -10,12 +10,11 @@ import typer
 
 from dpexp.commands.app import Exit, exit_on_error, make_app, say, show_report
 from dpexp.commands.options import check_environment, epilog
-from dpexp.config.errors import ConfigError, be, did_you_mean, plural
+from dpexp.config.errors import ConfigError, be, plural
 from dpexp.config.printable import printable, printable_line
 from dpexp.config.process import command, home
 from dpexp.config.strategy_options import STRATEGY_OPTIONS
 from dpexp.distributed.signals import SignalHandler
-from dpexp.study import MOST_REPEATS
 
 if TYPE_CHECKING:
     from dpexp.study.experiment import Experiment
@@ -48,16 +47,6 @@ Repeat = Annotated[
         help="Runs of each cell of a grid. Default: 5.",
         metavar="INTEGER",
         min=1,
-        max=MOST_REPEATS,
-    ),
-]
-Only = Annotated[
-    str,
-    typer.Option(
-        "--only",
-        help="Run one cell, by its number from 0 or its name, as a task of an array job: tasks with the same "
-        "words and DPEXP_HOME make one sweep side by side. Runs that have finished are not made again.",
-        metavar="CELL",
     ),
 ]
 Resume = Annotated[bool, typer.Option("--resume", help="Resume the newest sweep: run only what is missing.")]
@@ -78,7 +67,6 @@ def sweep(
     ctx: typer.Context,
     words: Words,
     repeat: Repeat = None,
-    only: Only = "",
     resume: Resume = False,
     dry_run: _DryRun = False,
     publish: Publish = False,
@@ -95,31 +83,21 @@ def sweep(
 
     check_environment()
     own = [flag for one in ctx.command.params for flag in one.opts if flag[0] == "-"]
-    if dry_run and (large := _preview(words, repeat, own)):
-        say(large)
-        return
     experiment = _experiment(words, repeat, own)
     if isinstance(experiment, Grid) and publish:
         raise ConfigError("--publish is for an experiment, which has a folder")
-    planned = sweeps.plan_runs(experiment, only)
-    current = _sweep(experiment, only, resume)
+    planned = sweeps.plan_runs(experiment)
+    current = _sweep(experiment, resume)
     missing = current.missing(planned)
     if dry_run:
         _show(experiment, missing, len(planned))
         return
-    is_cut_short = resume and not current.has_finished
-    failed = _run(current, missing, track) if missing or is_cut_short else 0
+    is_complete = not missing and resume and current.has_ended(track=track)
+    failed = 0 if is_complete else _run(current, missing, track)
     show_results(current, track=track)
     if publish:
         say(f"the committed result is now {current.publish()}", err=True)
     raise typer.Exit(Exit.FAILED if failed else Exit.DONE)
-
-
-def _preview(words: list[str], repeat: int | None, own: list[str]) -> str:
-    """What a dry run shows of a grid that is too large to run; empty for any other, and for an experiment."""
-    from dpexp.commands import grid
-
-    return "" if _is_folder(words[0]) else grid.preview(words, own, repeat or _REPEATS)
 
 
 def _is_folder(word: str) -> bool:
@@ -134,15 +112,9 @@ def _experiment(words: list[str], repeat: int | None, own: list[str]) -> Experim
 
     folder = Path(words[0])
     if _is_folder(words[0]):
-        if repeat:
-            raise ConfigError(
-                f"--repeat {repeat}: REPEATS in {folder / 'config.py'} says how often an experiment runs its "
-                "cells"
-            )
-        if extra := words[1:]:
-            hint = f"{folder / 'config.py'} has the options of an experiment"
-            others = [flag for flag in own if flag != "--repeat"]
-            raise ConfigError(f"{extra[0]}: {hint}{did_you_mean(extra[0], others)}")
+        if repeat or words[1:]:
+            found = words[1] if words[1:] else "--repeat"
+            raise ConfigError(f"{found}: {folder / 'config.py'} has the options of an experiment, as REPEATS")
         experiment = experiments.load_experiment(folder)
         if not experiment.runs:
             raise ConfigError(
@@ -155,14 +127,12 @@ def _experiment(words: list[str], repeat: int | None, own: list[str]) -> Experim
     return parsed
 
 
-def _sweep(experiment: Experiment, only: str, resume: bool) -> Sweep:
-    """A new sweep, the newest one, or the one that a task of one cell contributes to."""
+def _sweep(experiment: Experiment, resume: bool) -> Sweep:
+    """A new sweep, or the newest one."""
     from dpexp.study.sweep import Sweep
 
-    if only and resume:
-        raise ConfigError("--only --resume: give one of the two; a task of --only runs what its cell lacks")
     if not resume:
-        return Sweep.shared(experiment) if only else Sweep.new(experiment)
+        return Sweep.new(experiment)
     newest = Sweep.latest(experiment)
     if newest is None:
         raise ConfigError(f"--resume: there is no sweep of {experiment.title} in {home() / 'runs'} yet")
@@ -242,7 +212,7 @@ def _verdicts(current: Sweep) -> str:
 
 
 def _comparison(current: Sweep) -> str:
-    """The comparison of the runs; a task that runs beside others does not write it to the sweep's folder."""
+    """The comparison of the runs, which is also written to the sweep's folder."""
     from dpexp.record.files import private_files
     from dpexp.record.journal import COMPARISON
     from dpexp.report import table, terminal
@@ -252,8 +222,6 @@ def _comparison(current: Sweep) -> str:
     _, *runs = current.run_folders()
     compared = compare(runs)
     text = terminal.terminal_text(table.comparison_sections(compared), piped=terminal.WIDE)
-    if current.is_shared:
-        return text
     with private_files():
         page, _ = write_comparison(compared, current.folder / COMPARISON)
     return f"{text}\n{printable(f'this comparison as a page: {page}')}"

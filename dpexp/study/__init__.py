@@ -6,6 +6,3 @@ page. ``sweep`` runs its cells, each in a ``child_run``; ``grid`` makes an exper
 ``reproduce`` runs a recorded run again, and ``reproduction`` compares the two. Start reading in
 ``experiment``.
 """
-
-MOST_REPEATS = 1_000
-"""How often the same is run at most: by a command, and in an experiment."""

@@ -12,7 +12,6 @@ grid without cells.
 from __future__ import annotations
 
 import itertools
-import math
 import re
 import shlex
 import sys
@@ -31,15 +30,13 @@ Axes = Mapping[str, Sequence[tuple[str, ...]]]
 ConfigOf = Callable[[str, Sequence[str]], RunConfig]
 """The config of a strategy's run with these words as its options. Raises ConfigError."""
 _MAX_CELL = 150
-MOST_CELLS, MOST_RUNS = 1_000, 10_000
-"""Of a sweep: each cell is tried before the first run, which takes 20 ms, and each run takes seconds."""
 
 
 @dataclass(frozen=True)
 class Grid(Experiment):
     """An experiment without a folder and without claims; its question is the command line's words.
 
-    ``left_out`` are the combinations that their strategy refuses, each with the reason.
+    ``left_out`` are combinations that their strategy refuses, one for each reason.
     """
 
     experiment_name: str = ""
@@ -65,6 +62,9 @@ class Combination:
     def words(self) -> list[str]:
         return [*itertools.chain.from_iterable(self.values.values())]
 
+    def refused(self, reason: str) -> str:
+        return f"{shlex.join([self.strategy, *self.words])}: {reason}"
+
     def cell(self, varying: Sequence[str]) -> str:
         """``whole-virtual_2``: the name of its cell, from the options that have several values."""
         values = (" ".join(words) for option, words in self.values.items() if option in varying)
@@ -79,46 +79,31 @@ def combinations(axes: Mapping[str, Axes]) -> Iterator[Combination]:
             yield Combination(strategy, dict(zip(options, values, strict=True)))
 
 
-def too_large(axes: Mapping[str, Axes], repeats: int) -> str:
-    """How large a sweep of these would be where it has more cells or runs than a sweep may; else empty."""
-    cells = sum(math.prod(map(len, options.values())) for options in axes.values())
-    if cells <= MOST_CELLS and cells * repeats <= MOST_RUNS:
-        return ""
-    found = f"{cells:,} cells in {repeats:,} rounds, {cells * repeats:,} runs"
-    return f"{found}: a sweep has at most {MOST_CELLS:,} cells and {MOST_RUNS:,} runs"
-
-
 def grid(axes: Mapping[str, Axes], config_of: ConfigOf, repeats: int) -> Grid:
     """The grid of these strategies, with the options of each. Every combination is built, and none runs.
 
-    Raises ConfigError for a value that every combination with it refuses, and for too many of them.
+    Raises ConfigError for a value that every combination with it refuses.
     """
-    if problem := too_large(axes, repeats):
-        raise ConfigError(f"{problem}: give fewer values or rounds; --dry-run shows the first cells")
-    configs: list[RunConfig] = []
-    accepted: list[Combination] = []
+    accepted: list[tuple[Combination, RunConfig]] = []
     refused: list[tuple[Combination, str]] = []
     for combination in combinations(axes):
         try:
             config = config_of(combination.strategy, combination.words)
             _build(config)
-            configs.append(config)
-            accepted.append(combination)
+            accepted.append((combination, config))
         except ConfigError as error:
             refused.append((combination, str(error)))
-    _check_values(accepted, refused)
-    question = _question(axes)
+    _check_values([combination for combination, _ in accepted], refused)
     runs: dict[str, RunConfig] = {}
-    for combination, config in zip(accepted, configs, strict=True):
+    for combination, config in accepted:
         varying = [option for option, values in axes[combination.strategy].items() if len(values) > 1]
         name = combination.cell(varying)
         numbered = (f"{name}-{number}" for number in itertools.count(2))
         unique = next(one for one in itertools.chain([name], numbered) if one not in runs)
         runs[unique] = replace(config, track=False)  # the sweep delivers its runs
-    bars = Bars("", "step_ms", {})
-    left_out = dict.fromkeys(_reason(one, why, accepted) for one, why in refused)
-    name = configs[0].experiment
-    return Grid(Path(), question, runs, (), "", (), bars, repeats, {}, name, tuple(left_out))
+    left_out = {(each.strategy, why): each.refused(why) for each, why in reversed(refused)}
+    question, bars, name = _question(axes), Bars("", "step_ms", {}), accepted[0][1].experiment
+    return Grid(Path(), question, runs, (), "", (), bars, repeats, {}, name, tuple(left_out.values()))
 
 
 def _build(config: RunConfig) -> None:
@@ -134,19 +119,7 @@ def _check_values(accepted: Sequence[Combination], refused: Sequence[tuple[Combi
     usable = {words for one in accepted for words in one.values.values()}
     for combination, reason in refused:
         if not accepted or not usable.issuperset(combination.values.values()):
-            raise ConfigError(f"{_shown(combination.strategy, combination.words)}: {reason}")
-
-
-def _reason(refused: Combination, reason: str, accepted: Sequence[Combination]) -> str:
-    """Why a combination is left out, with only the value that its strategy refuses where it is one."""
-    usable = {words for one in accepted if one.strategy == refused.strategy for words in one.values.values()}
-    unusable = [words for words in refused.values.values() if words not in usable]
-    words = unusable[0] if unusable and usable else refused.words
-    return f"{_shown(refused.strategy, words)}: {reason}"
-
-
-def _shown(strategy: str, words: Sequence[str]) -> str:
-    return shlex.join([strategy, *words])
+            raise ConfigError(combination.refused(reason))
 
 
 def _question(axes: Mapping[str, Axes]) -> str:

@@ -7,9 +7,11 @@
     round 3    whole-8   single    whole-2
 
 The sweep is a run too, the parent of its runs, in MLflow as on disk: its runs are found by its id. Nothing
-else of dpexp works during a run; MLflow gets everything after the last one.
+else of dpexp works during a run; MLflow gets everything after the last one. Its status says how it ended::
 
-Tasks that each run one cell make one sweep together: its id follows from the experiment and its cells.
+    every run was made             finished    whether the runs finished or not
+    Ctrl-C, SIGTERM                killed
+    an error, as of a full disk    failed      with the error
 """
 
 from __future__ import annotations
@@ -22,9 +24,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dpexp.config import names
-from dpexp.config.errors import ConfigError, be, did_you_mean, plural, text_of
+from dpexp.config.errors import ConfigError, be, plural, text_of
 from dpexp.config.process import home
-from dpexp.config.run_config import config_digest
 from dpexp.engine.facts import environment
 from dpexp.record.files import JournalError
 from dpexp.record.journal import RECORD, SWEEP_STRATEGY, Journal, new_run_id, now
@@ -51,39 +52,21 @@ class CompletedRun:
         return self.record is not None and self.record.status == "finished"
 
 
-def plan_runs(experiment: Experiment, only: str = "") -> list[PlannedRun]:
-    """Every run in the order of execution, or those of ``only`` one cell: its number from 0, or its name.
-
-    Raises ConfigError for a cell that there is not.
-    """
-    cells = [*experiment.runs] if not only else [_cell(experiment, only)]
+def plan_runs(experiment: Experiment) -> list[PlannedRun]:
+    """Every run in the order of execution."""
+    cells = [*experiment.runs]
     rounds = (
         cells[number % len(cells) :] + cells[: number % len(cells)] for number in range(experiment.repeats)
     )
     return [PlannedRun(cell, number) for number, order in enumerate(rounds, start=1) for cell in order]
 
 
-def _cell(experiment: Experiment, only: str) -> str:
-    cells = [*experiment.runs]
-    if only in cells:
-        return only
-    if only.isdecimal() and int(only) < len(cells):
-        return cells[int(only)]
-    known = ", ".join(f"{number} {cell}" for number, cell in enumerate(cells))
-    raise ConfigError(f"--only {only}: there is no such cell; there are {known}{did_you_mean(only, cells)}")
-
-
 class Sweep:
-    """A sweep of one experiment; ``folder`` is that of its run.
+    """A sweep of one experiment; ``folder`` is that of its run."""
 
-    One that ``is_shared`` is made by several tasks side by side: none of them writes the sweep's own Record
-    but the first.
-    """
-
-    def __init__(self, experiment: Experiment, folder: Path, *, is_shared: bool = False) -> None:
+    def __init__(self, experiment: Experiment, folder: Path) -> None:
         self.experiment = experiment
         self.folder = folder
-        self.is_shared = is_shared
 
     @classmethod
     def new(cls, experiment: Experiment) -> Sweep:
@@ -91,19 +74,13 @@ class Sweep:
         return cls(experiment, home() / "runs" / new_run_id())
 
     @classmethod
-    def shared(cls, experiment: Experiment) -> Sweep:
-        """The sweep of all tasks with this experiment and these cells, begun or not."""
-        cells = {cell: run.to_dict() for cell, run in experiment.runs.items()}
-        run_id = config_digest({"sweep": [experiment.name, experiment.title, cells]})[: len(new_run_id())]
-        return cls(experiment, home() / "runs" / run_id, is_shared=True)
-
-    @classmethod
     def latest(cls, experiment: Experiment) -> Sweep | None:
         """The newest sweep of this experiment on this disk, finished or not."""
         for summary in summaries(home() / "runs"):
-            found = (summary.strategy, summary.experiment, summary.name)
-            if found == (SWEEP_STRATEGY, experiment.name, name_of(experiment)):
-                return cls(experiment, home() / "runs" / summary.run_id)
+            if (summary.strategy, summary.experiment) == (SWEEP_STRATEGY, experiment.name):
+                folder = home() / "runs" / summary.run_id
+                if Record.load(folder).config.get("title") == experiment.title:
+                    return cls(experiment, folder)
         return None
 
     @property
@@ -134,21 +111,13 @@ class Sweep:
     ) -> list[CompletedRun]:
         """Run one after the other and report each; ``track`` is for later deliveries.
 
-        The sweep's journal is closed however the sweep ends (``parent``).
+        The sweep's journal is closed however the sweep ends.
         """
         completed: list[CompletedRun] = []
-
-        def run_each() -> None:
+        with parent_journal(self.folder, self.experiment, track=track) as journal:
             for run in planned:
                 completed.append(self._run_cell(run))
                 report(completed[-1])
-
-        if self.is_shared:
-            make_parent(self.folder, self.experiment, track=track)
-            run_each()
-            return completed
-        with parent_journal(self.folder, self.experiment, track=track) as journal:
-            run_each()
             records = self.records
             finished = sum(record.status == "finished" for record in records.values())
             journal.set({"summary.done": finished, "summary.failed": len(records) - finished})
@@ -168,11 +137,10 @@ class Sweep:
         record = child.record or self.records.get(planned.name)
         return CompletedRun(planned, record, time.perf_counter() - clock, child.error)
 
-    @property
-    def has_finished(self) -> bool:
-        """Whether the sweep says so itself: one that was killed has no end, and one of tasks no summary."""
+    def has_ended(self, *, track: bool) -> bool:
+        """Whether its Record has an end, which a killed one lacks, and is delivered as ``track`` says."""
         record = Record.load(self.folder)
-        return record.status == "finished" and "done" in record.summary
+        return record.status == "finished" and record.config["track"] == track
 
     def run_folders(self) -> list[Path]:
         """The folder of the sweep, then those of its runs that have ended."""
@@ -204,11 +172,6 @@ class Sweep:
 def command_line(experiment: Experiment, cell: str) -> str:
     """The command that runs a cell by itself, for ``--dry-run``."""
     return command_of(Record(config=experiment.runs[cell].to_dict()))
-
-
-def name_of(experiment: Experiment) -> str:
-    """The name of the experiment's sweeps."""
-    return names.fitted(f"sweep of {experiment.title}", SWEEP_STRATEGY)
 
 
 def runs_of(sweep: Path) -> dict[str, Record]:
@@ -247,26 +210,16 @@ def parent_journal(folder: Path, experiment: Experiment, *, track: bool) -> Iter
     finish(journal.path)
 
 
-def make_parent(folder: Path, experiment: Experiment, *, track: bool) -> None:
-    """Write the sweep's Record, unless another task of the same sweep has made its folder."""
-    try:
-        with _new(folder, experiment) as journal:
-            journal.set({"status": "finished", "ended": now(), "config.track": track})
-    except JournalError:
-        if not folder.exists():
-            raise
-    else:
-        finish(journal.path)
-
-
 def _new(folder: Path, experiment: Experiment) -> Journal:
     config = {
+        "title": experiment.title,
         "question": experiment.question,
         "cells": list(experiment.runs),
         "repeats": experiment.repeats,
     }
     facts = {"config": config, "environment": environment()}
     journal = Journal(folder.parent, folder.name)
-    journal.set(facts, name=name_of(experiment), experiment=experiment.name, strategy=SWEEP_STRATEGY)
+    name = names.fitted(f"sweep of {experiment.title}", SWEEP_STRATEGY)
+    journal.set(facts, name=name, experiment=experiment.name, strategy=SWEEP_STRATEGY)
     journal.flush()
     return journal
