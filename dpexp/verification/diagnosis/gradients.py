@@ -125,28 +125,23 @@ class FirstGradient:
         if self.sides.single.mode.in_chunks:  # which shards of shards may not fill
             return "", False
         counts = (known,) if known > 1 else UNKNOWN
-        return next(
-            (shape for count in counts if (shape := self._shares(wrong, count, known > 1))), ("", False)
-        )
+        return next((shape for count in counts if (shape := self._of_shards(wrong, count))), ("", False))
 
-    def _shares(self, names: Sequence[str], count: int, are_known: bool) -> _Shape | None:
-        """The gradients as a sum of those of ``count`` shards."""
+    def _of_shards(self, names: Sequence[str], count: int) -> _Shape | None:
+        """The gradients beside those of ``count`` shards."""
         batch, single = self.failure.batch, self.sides.single
         pieces = torch.arange(batch.rows).chunk(count)
         shards = [batch.sliced(slice(int(piece[0]), int(piece[-1]) + 1)) for piece in pieces]
         rows, weights = [shard.rows for shard in shards], single.objective.weights(shards)
         by_shard = [single.gradients(shard) for shard in shards]
+        unit = "rank" if self.group.dp_size > 1 else "shard"
         for chosen in (names, names[:1]):
             usable = [name for name in chosen if all(name in each for each in (self.found, *by_shard))]
-            if not usable:
-                continue
-            found, expected, *columns = self._vectors(usable, self.found, self.expected, *by_shard)
-            shares = patterns.coefficients(found, expected, columns, 1 if are_known else count)
-            if shares is not None:
-                unit, own = "rank" if self.group.dp_size > 1 else "shard", self.group.dp_rank
-                text = patterns.of_coefficients(shares, rows, unit, weights, are_known=are_known)
-                counted = [shard for shard, share in enumerate(shares) if not patterns.is_close(share, 0)]
-                return text, counted == [own] or (own >= len(rows) and not counted)
+            if usable:
+                found, *columns = self._vectors(usable, self.found, *by_shard)
+                text, alone = patterns.of_shards(found, columns, rows, weights, unit)
+                if text:
+                    return text, alone == self.group.dp_rank
         return None
 
     def _vectors(self, names: Sequence[str], *sides: Tensors) -> list[torch.Tensor]:

@@ -42,12 +42,8 @@ def joined_call(
     call: int,
     calls: int,
     wanted: Outputs,
-    rows: Sequence[int],
 ) -> list[torch.Tensor] | None:
-    """The outputs of a call, of all replicas and ranks together; None where they cannot be joined.
-
-    ``rows`` are those of the batch, by ``dp_rank``.
-    """
+    """The outputs of a call, of all replicas and ranks together; None where they cannot be joined."""
     parts: list[list[Outputs]] = []  # of the rows; of each the outputs of its ranks
     for ranks in ranks_by_dp_rank:
         made = [each for rank in ranks for _, each in sorted(by_rank[rank].get(key, {}).items())]
@@ -58,13 +54,9 @@ def joined_call(
         if 0 < len(made) < len(ranks) and made[0][call][0].shape != wanted[0].shape:
             return None  # a part, without those of the other ranks
         pieces: list[Outputs] = [each[call] for each in made]
-        parts.extend([pieces] if len(ranks) > 1 else [[piece] for piece in pieces])
-    share = any(len(pieces) > 1 for pieces in parts)
-    everywhere = [[piece[index] for pieces in parts for piece in pieces] for index in range(len(wanted))]
-    if any(_are_split(() if share else rows, *pair) for pair in zip(everywhere, wanted, strict=True)):
-        return None
+        parts += [pieces] if len(ranks) > 1 else [[piece] for piece in pieces]
     together = [
-        _cat([_of_rows([piece[index] for piece in pieces], expected) for pieces in parts if pieces], expected)
+        _cat([[piece[index] for piece in pieces] for pieces in parts if pieces], expected)
         for index, expected in enumerate(wanted)
     ]
     complete = [tensor for tensor in together if tensor is not None]
@@ -79,44 +71,28 @@ def _one_call(calls: list[list[torch.Tensor]]) -> list[list[torch.Tensor]]:
     return [[torch.cat(micro_batches) for micro_batches in zip(*calls, strict=True)]]
 
 
-def _cat(pieces: Outputs, expected: torch.Tensor) -> torch.Tensor | None:
-    """The pieces along the dimension that gives the expected shape; None if there is none."""
-    if len(pieces) == 1:  # a vector of the scalars of shards cannot be compared here
+def _cat(parts: Sequence[Outputs], expected: torch.Tensor) -> torch.Tensor | None:
+    """The rows of all parts; None where ranks have shares of them, or scalars of shards."""
+    shared = [piece for pieces in parts for piece in pieces if len(pieces) > 1]
+    if len(shared) > 1 and expected.dim() and sum(map(_rows, shared)) == len(expected):
+        return None
+    pieces = [_of_ranks(each, expected) for each in parts]
+    if len(pieces) == 1:
         return None if expected.dim() == 0 < pieces[0].dim() else pieces[0]
-    dims = [dim for dim in range(expected.dim()) if pieces and _fit(pieces, expected, dim)]
-    return torch.cat([piece.cpu() for piece in pieces], dims[0]) if dims else None
+    if not pieces or not expected.dim() or any(each.shape[1:] != expected.shape[1:] for each in pieces):
+        return None
+    together = torch.cat([piece.cpu() for piece in pieces])
+    return together if together.shape == expected.shape else None
 
 
-def _fit(pieces: Outputs, expected: torch.Tensor, dim: int) -> bool:
-    """Whether the pieces, side by side along a dimension, have the expected shape."""
-    shapes, wanted = [list(piece.shape) for piece in pieces], list(expected.shape)
-    if any(len(shape) != len(wanted) for shape in shapes):
-        return False
-    sizes, size = [shape.pop(dim) for shape in shapes], wanted.pop(dim)
-    return sum(sizes) == size and all(shape == wanted for shape in shapes)
+def _rows(tensor: torch.Tensor) -> int:
+    return len(tensor) if tensor.dim() else 0
 
 
-def _are_split(rows: Sequence[int], pieces: Outputs, expected: torch.Tensor) -> bool:
-    """Whether ranks share out the rows otherwise than a batch: by expert, say.
-
-    ``rows`` of a batch has each of them, unless ranks share these.
-    """
-    if len(pieces) < 2 or not expected.dim() or not _fit(pieces, expected, 0):
-        return False
-    shares = zip(pieces, rows, strict=False)
-    is_otherwise = any(len(piece) * sum(rows) != share * len(expected) for piece, share in shares)
-    return not rows or (len(rows) == len(pieces) and is_otherwise)
-
-
-def _of_rows(pieces: Outputs, expected: torch.Tensor) -> torch.Tensor:
-    """The output for one part of the rows, of ranks that have shards side by side, or all of it each.
-
-    Of the latter it is the one that is furthest from what is expected.
-    """
+def _of_ranks(pieces: Outputs, expected: torch.Tensor) -> torch.Tensor:
+    """The output of ranks that share rows: what they have side by side, or else what is furthest off."""
     if len(pieces) > 1 and pieces[0].dim() == expected.dim():
         for dim in range(1, expected.dim()):
             if sum(piece.shape[dim] for piece in pieces) == expected.shape[dim]:
                 return torch.cat([piece.cpu() for piece in pieces], dim)
-    if any(piece.shape != expected.shape for piece in pieces):
-        return pieces[0]
     return max(pieces, key=lambda piece: distance(piece, expected))

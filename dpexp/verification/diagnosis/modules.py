@@ -59,7 +59,6 @@ class FirstModule:
         """The outputs of each call that both sides have made, in forward order: found and expected."""
         expected, counts = self.failure.expected, Counter[Key]()
         together = self.group.mesh.ranks_by_dp_rank
-        rows = [len(piece) for piece in torch.arange(self.failure.batch.rows).chunk(self.group.dp_size)]
         for key in expected.modules:
             of_chunks = [calls for _, calls in sorted(expected.calls[key].items())]
             calls = min(map(len, of_chunks))
@@ -67,7 +66,7 @@ class FirstModule:
                 continue  # of another chunk
             wanted = joined_chunks([each[counts[key]] for each in of_chunks])
             for found_key in self._levels(by_rank, key[0]):
-                found = joined_call(by_rank, together, found_key, counts[key], calls, wanted, rows)
+                found = joined_call(by_rank, together, found_key, counts[key], calls, wanted)
                 if found is not None:
                     yield found_key, found, wanted
             counts[key] += 1

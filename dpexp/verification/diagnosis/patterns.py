@@ -1,7 +1,7 @@
 """Patterns: what a difference from the single device looks like, in words; empty if like nothing known.
 
-A gradient is fitted by those of the shards, ``found = a0*g0 + a1*g1 + …``: the right one has
-each shard's share of the rows as its factor, and every usual error of a layout has factors of its own.
+The right gradient is the sum of those of the shards, each with its share of the rows, and every usual error
+of a layout is another sum of them.
 """
 
 import math
@@ -56,70 +56,42 @@ def of_factor(scale: float, shards: int, unit: str = "shard") -> str:
     return f"it is {scale:.6g} times the single device's"
 
 
-def coefficients(
-    found: torch.Tensor, expected: torch.Tensor, shards: Sequence[torch.Tensor], least: int = 1
-) -> list[float] | None:
-    """The factors of the shards' gradients that add up to the gradient, if these explain that it is wrong.
-
-    None if they do not determine it; ``least`` is how many numbers there must be beyond those of the factors.
-    """
-    parts = [_as_real(shard) for shard in shards]
-    columns, found, expected = torch.stack(parts, dim=1), _as_real(found), _as_real(expected)
-    if len(columns) < len(shards) + least or not bool(found.isfinite().all()):
-        return None
-    scales = torch.linalg.vector_norm(columns, dim=0).clamp_min(1e-300)
-    solution = torch.linalg.lstsq(columns / scales, found[:, None], driver="gelsd")
-    if int(solution.rank) < len(shards):
-        return None
-    fitted = solution.solution[:, 0] / scales
-    residual = float(torch.linalg.vector_norm(columns @ fitted - found))
-    is_fit = residual <= CLOSE * float(torch.linalg.vector_norm(found))
-    return fitted.tolist() if is_fit and _explains(residual, found, expected) else None
-
-
-def _as_real(tensor: torch.Tensor) -> torch.Tensor:
-    return (torch.view_as_real(tensor) if tensor.is_complex() else tensor).flatten()
-
-
-def of_coefficients(
-    found: Sequence[float],
+def of_shards(
+    found: torch.Tensor,
+    shards: Sequence[torch.Tensor],
     rows: Sequence[int],
-    unit: str = "shard",
-    weights: Sequence[float] = (),
-    *,
-    are_known: bool = True,
-) -> str:
-    """The factors of the shards, which have this many rows, in words.
+    weights: Sequence[float],
+    unit: str,
+) -> tuple[str, int | None]:
+    """A gradient beside those of the shards in words, and the shard that it belongs to alone.
 
-    ``weights`` are the right ones, where they are not the shares of the rows. Of shards that are not known to
-    be there only a usual error is evidence.
+    ``weights`` are the right ones, the shares of the ``rows`` where the loss is a mean over these.
     """
-    count, total = len(rows), sum(rows)
-    weights = weights or [n / total for n in rows]
-    ratios = [a / right if right else 1 + a for a, right in zip(found, weights, strict=True)]
-    named = ", ".join(map(str, rows))
-    counted = [shard for shard, ratio in enumerate(ratios) if not is_close(ratio, 0)]
-    if all(is_close(ratio, 1) for ratio in ratios):
+    if found.numel() <= len(shards) or not bool(found.isfinite().all()):
+        return "", None
+    alone = next((shard for shard, each in enumerate(shards) if factor(found, each) is not None), None)
+    if alone is not None:
+        return f"it is that of {unit} {alone} alone: the sum over {unit}s is missing", alone
+    scale = factor(found, _sum(shards, weights))
+    if scale is not None and is_close(scale, 1):
         return (
             f"it is the sum of the {unit}s' gradients, each with its share of the rows, and that of the "
             "batch is not: the loss is not a mean over rows (but over tokens, say), as --reduction declares, "
             "or a hook on a parameter is not linear"
-        )
-    if all(is_close(ratio, ratios[0]) for ratio in ratios):
-        return of_factor(ratios[0], count, unit)
-    if all(is_close(a, 1 / count) for a in found):
-        return f"it is the mean of the {unit}s' means, which counts their {named} rows alike"
-    if all(is_close(a, 1) for a in found):
-        return f"it is the sum of the {unit}s' means, of {named} rows"
-    if len(counted) == 1 and count > 2:
-        return f"it is that of {unit} {counted[0]} alone: the sum over {unit}s is missing"
-    if 0 < len(counted) < count:
-        missing = [str(shard) for shard in range(count) if shard not in counted]
-        return f"the rows of {unit} {', '.join(missing)} (of {count}) are missing in it"
-    if not are_known:
-        return ""
-    shares = ", ".join(f"{a:.4g}" for a in found)
-    return f"it weights {unit}s of {named} rows by {shares}"
+        ), None
+    if scale is not None:
+        return of_factor(scale, len(shards), unit), None
+    scale = factor(found, _sum(shards, [1 / len(shards)] * len(shards)))
+    if scale is not None and is_close(scale, 1):
+        named = ", ".join(map(str, rows))
+        return f"it is the mean of the {unit}s' means, which counts their {named} rows alike", None
+    if scale is not None and is_close(scale, len(shards)):
+        return f"it is the sum of the {unit}s' means, of {', '.join(map(str, rows))} rows", None
+    return "", None
+
+
+def _sum(shards: Sequence[torch.Tensor], weights: Sequence[float]) -> torch.Tensor:
+    return torch.stack([shard * weight for shard, weight in zip(shards, weights, strict=True)]).sum(0)
 
 
 def of_rows(found: torch.Tensor, expected: torch.Tensor, ranks: int = 1) -> str:
@@ -134,32 +106,14 @@ def of_rows(found: torch.Tensor, expected: torch.Tensor, ranks: int = 1) -> str:
         return of_factor(scale, 1)
     if found.dim() == 0 or len(found) < 2:
         return ""
-    a, b = _as_rows(found), _as_rows(expected)
+    a, b = (each.reshape(len(each), -1) for each in (found, expected))
     limit = CLOSE * float(torch.linalg.vector_norm(b)) / math.sqrt(len(b))
     wrong = [row for row in range(len(a)) if not torch.linalg.vector_norm(a[row] - b[row]) <= limit]
-    where = ", ".join(_spans(wrong))
-    are_distinct = bool((torch.cdist(b, b).fill_diagonal_(math.inf) > limit).all())
-    nearest = torch.cdist(a, b).min(dim=1)
-    origin = torch.where(nearest.values <= limit, nearest.indices, -1).tolist()
-    if are_distinct and sorted(origin) == list(range(len(b))):
-        order = ", ".join(_spans(origin))
-        return f"its rows are in another order, those of the single device as {order}: shards are swapped"
     if len(wrong) == len(a):
         return ""
-    if are_distinct and not a[wrong].any():  # or else it does not show which row it is
+    spans = [span(run, " to ") for run in consecutive(wrong)]
+    where = ", ".join(spans[:4] + ["…"] * (len(spans) > 4))
+    if not a[wrong].any():
         why = "a sum over ranks is missing, or rows are dropped" if ranks > 1 else "rows are dropped"
         return f"rows {where} are zero, the others are right: {why}"
-    if are_distinct and all(origin[row] >= 0 for row in wrong):
-        repeated = ", ".join(_spans([origin[row] for row in wrong]))
-        return f"rows {where} repeat rows {repeated}: rows are dropped"
     return f"rows {where} differ, the others are right"
-
-
-def _as_rows(tensor: torch.Tensor) -> torch.Tensor:
-    return _as_real(tensor).reshape(len(tensor), -1)
-
-
-def _spans(rows: Sequence[int]) -> list[str]:
-    """``[15, 16, 17, 0, 1]`` -> ``15 to 17``, ``0 to 1``; at most four of them."""
-    texts = [span(run, " to ") for run in consecutive(rows)]
-    return texts[:4] + ["…"] * (len(texts) > 4)

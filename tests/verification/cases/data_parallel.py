@@ -91,7 +91,7 @@ def deep_copies(model, devices):
     by_rows(model.up, devices, copy.deepcopy)
 
 
-@layout("devices", module="up", words="in another order")
+@layout("devices", module="up")
 def dealt_out_in_turn(model, devices):
     """The rows come back in another order."""
     forward, count = model.up.forward, len(devices)
