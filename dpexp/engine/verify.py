@@ -141,7 +141,7 @@ def row(result: Result) -> Row:
     found: dict[str, Any] = {"checked": result.passed is not None, **result.row()}
     if result.passed is None:
         found["note"] = "; ".join(["not verified: nothing could be compared", *result.notes])
-    unreached = {"modules": [*result.unreached_modules], "parameters": [*result.unreached_parameters]}
+    unreached = {"parameters": [*result.unreached_parameters]}
     return {**found, "training_steps": result.training_steps, "unreached": unreached, **_NO_STEPS}
 
 

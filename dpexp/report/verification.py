@@ -44,12 +44,8 @@ def _errors(rows: Sequence[Row]) -> str:
 
 def unreached(facts: Row) -> str:
     """What no verified step has reached, in one line; empty where that is nothing."""
-    found = facts.get("unreached") or {"modules": [], "parameters": []}
-    modules = found["modules"]
-    apart = [each for each in found["parameters"] if not any(each.startswith(f"{name}.") for name in modules)]
-    texts = [f"modules {listed(modules)}, which are never called"] if modules else []
-    texts += [f"parameters {listed(apart)}, which never have a gradient"] if apart else []
-    return f"not verified: {'; '.join(texts)}" if texts else ""
+    names = (facts.get("unreached") or {"parameters": []})["parameters"]
+    return f"not verified: parameters {listed(names)}, which never have a gradient" if names else ""
 
 
 def verification_section(record: Record, full: bool) -> Section | None:

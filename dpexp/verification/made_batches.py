@@ -2,7 +2,7 @@
 
     one row in all replicas    a, and no row for others      all rows alike     a a | a a
     one row for each piece     a | b                         the most uneven    a b | c d | e
-    every id                   0 1 | 2 3 | 4 5 …             rows of one id     0 0 | 7 7 | 15 15
+    every id                   0 1 | 2 3 | 4 5 …
 
 A piece is what a rank or a replica computes.
 """
@@ -100,7 +100,7 @@ def _of_rows(model: nn.Module, first: Batch, pieces: Pieces) -> Iterator[Made]:
 
 
 def _of_ids(model: nn.Module, first: Batch, pieces: Pieces) -> Iterator[Made]:
-    """Batches whose ids are those of embedding tables: each of them, and in each row one."""
+    """A batch whose ids are all of those of embedding tables."""
     lookups = _lookups(model, first.chosen(range(first.rows)))
     large = large_tables(model)
     small = [each for each in lookups if each.table_rows <= SMALL_TABLE and each.table not in large]
@@ -113,11 +113,6 @@ def _of_ids(model: nn.Module, first: Batch, pieces: Pieces) -> Iterator[Made]:
         for each in (each for each in _lookups(model, chosen) if each.table in is_small):
             each.fill(torch.arange(each.count) if each.count >= each.table_rows else _spread(each))
         yield Made(chosen, "every id" if rows <= most else "ids from the first to the last")
-    if lookups:
-        chosen = first.chosen(range(first.rows if pieces.is_fixed else 2 * pieces.count))
-        for each in _lookups(model, chosen):
-            each.fill(_one_of_each_row(each, chosen.rows))
-        yield Made(chosen, "rows of one id")
 
 
 def _lookups(model: nn.Module, batch: Batch) -> list[Lookup]:
@@ -133,12 +128,6 @@ def _lookups(model: nn.Module, batch: Batch) -> list[Lookup]:
 def _spread(lookup: Lookup) -> torch.Tensor:
     """Ids from the first to the last, for each place that is looked up."""
     return torch.linspace(0, lookup.table_rows - 1, lookup.count, dtype=torch.float64).round().long()
-
-
-def _one_of_each_row(lookup: Lookup, rows: int) -> torch.Tensor:
-    """The first row looks up the first id only, and the last row the last one."""
-    ids = torch.linspace(0, lookup.table_rows - 1, max(2, rows), dtype=torch.float64).round().long()
-    return ids[lookup.row_numbers()].flatten()
 
 
 def _has_batch_norm(model: nn.Module) -> bool:
@@ -167,12 +156,6 @@ class Lookup:
     def fill(self, ids: torch.Tensor) -> None:
         """Write these ids into the input, one for each that is looked up, and valid for the table."""
         self.view.copy_((ids % self.table_rows).view(self.view.shape))
-
-    def row_numbers(self) -> torch.Tensor:
-        """The row of the input in which each id stands."""
-        rows = torch.arange(len(self.input)).view(-1, *[1] * (self.input.dim() - 1)).expand(self.input.shape)
-        offset = self.view.storage_offset() - self.input.storage_offset()
-        return rows.contiguous().as_strided(self.view.shape, self.view.stride(), offset)
 
 
 def looked_up(model: nn.Module, inputs: tuple[Any, ...]) -> list[Lookup]:

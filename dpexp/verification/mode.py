@@ -21,7 +21,7 @@ from torch.utils.hooks import RemovableHandle
 
 from dpexp.data.rng import random_state
 from dpexp.distributed.group import ProcessGroup
-from dpexp.parallel.random_layers import DRAWS, PROBABILITIES, is_random_layer, mark_drawing
+from dpexp.parallel.random_layers import DRAWS, is_random_layer, mark_drawing
 from dpexp.strategies.modules import parts, wrapped_key
 from dpexp.strategies.placed import Placed
 from dpexp.training.preserve import eager
@@ -134,12 +134,9 @@ class Modes:
         cls, nature: Nature, model: nn.Module, placed: Placed, chunks: Chunks, group: ProcessGroup
     ) -> Modes:
         """Every rank gets the same."""
-        own = (
-            [each.name for each in parts(placed.module) if isinstance(each.module, nn.SyncBatchNorm)],
-            _has_other_layers(placed, model, nature.drawing),
-        )
+        own = [each.name for each in parts(placed.module) if isinstance(each.module, nn.SyncBatchNorm)]
         by_rank = group.all_gather(own)  # stages have other modules
-        synchronized = frozenset(name for names, _ in by_rank for name in names if group.size > 1)
+        synchronized = frozenset(name for names in by_rank for name in names if group.size > 1)
         norms, drawing = nature.batch_norms - synchronized, nature.drawing
         together = Mode(norms | drawing)
         if not (norms | drawing) and not nature.has_no_eval_mode:
@@ -150,7 +147,7 @@ class Modes:
             others.append(Mode(strict.quiet | drawing, True, OTHER_NUMBERS))
         if not chunks.is_known and nature.batch_norms:
             others.append(Mode(drawing, False, ALL_ROWS))
-        if WHOLE_MODEL in drawing or any(other for _, other in by_rank):
+        if WHOLE_MODEL in drawing:
             others = []
         if not chunks.splits and chunks.is_known and chunks.draws_alike and not synchronized:
             return cls(strict, ())  # it computes a batch as one, in training mode
@@ -158,20 +155,6 @@ class Modes:
             return cls(replace(strict, quiet=strict.quiet | drawing), ())
         has_no_mode = WHOLE_MODEL in drawing or nature.has_no_eval_mode
         return cls(None if has_no_mode else together, (strict, *others))
-
-
-def _has_other_layers(placed: Placed, model: nn.Module, drawing: frozenset[str]) -> bool:
-    """Whether a random layer of the model is not random in the layout, or has another probability."""
-    layers = {name: part for name, part in model.named_modules() if name in drawing and is_random_layer(part)}
-    return any(
-        _probabilities(part.module) != _probabilities(layers[part.name])
-        for part in parts(placed.module)
-        if part.name in layers and not wrapped_key(part.module)
-    )
-
-
-def _probabilities(layer: nn.Module) -> list[object]:
-    return [vars(layer).get(key) for key in PROBABILITIES]
 
 
 def draws(model: nn.Module) -> bool:

@@ -1,7 +1,6 @@
 """Model copy: a model again, in another floating-point type, with the hooks on its parameters."""
 
 import copy
-from collections import OrderedDict
 from typing import Any
 
 import torch
@@ -27,16 +26,7 @@ def copied(model: nn.Module, dtype: torch.dtype) -> nn.Module:
 
 def check_copyable(model: nn.Module) -> None:
     """Raises what ``copied`` would raise; makes no copies of parameters and buffers."""
-    tensors_of_model = (*model.parameters(), *model.buffers())
-    memo = first_copies(model)
-    memo |= {
-        id(tensor): tensor
-        for tensor in tensors_of_model
-        if type(tensor) in (nn.Parameter, torch.Tensor) and tensor.is_leaf
-    }
-    copy.deepcopy(model, memo)
-    for parameter in model.parameters():
-        carry_hooks(parameter, torch.empty(0, requires_grad=parameter.requires_grad), memo)
+    copy.deepcopy(model, first_copies(model) | {id(each): each for each in model.parameters()})
 
 
 def check_not_scripted(model: nn.Module) -> None:
@@ -50,18 +40,10 @@ def check_not_scripted(model: nn.Module) -> None:
 
 
 def first_copies(model: nn.Module) -> dict[int, Any]:
-    """Copies of what is empty in the modules, most of what they have, which ``deepcopy`` is slow to find.
-
-    Also of weights that a hook has computed, as that of ``spectral_norm``, which ``deepcopy`` refuses.
-    """
+    """Copies of weights that a hook has computed, as of ``spectral_norm``, which ``deepcopy`` refuses."""
     values = [value for module in model.modules() for value in vars(module).values()]
-    copies: dict[int, Any] = {
-        id(value): type(value)()
-        for value in values
-        if type(value) in (OrderedDict, dict, set, list) and not value
-    }
     computed = [value for value in values if isinstance(value, torch.Tensor) and not value.is_leaf]
-    return copies | {id(value): value.detach().clone() for value in computed}
+    return {id(value): value.detach().clone() for value in computed}
 
 
 def _copied(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -8,7 +8,6 @@ from typing import TypeAlias
 import torch
 from torch import nn
 
-from dpexp.config.errors import describe
 from dpexp.data.batch import Batch
 from dpexp.data.objective import Objective
 from dpexp.devices import without_tf32
@@ -16,11 +15,10 @@ from dpexp.strategies.modules import parts
 from dpexp.training.optimizers import OptimizerFactory
 from dpexp.training.preserve import is_users
 from dpexp.training.trainer import Trainer
-from dpexp.verification.alone import OwnGroupError
 from dpexp.verification.chunks import Chunks
 from dpexp.verification.compare import Limits
 from dpexp.verification.diagnosis.locate import Locator
-from dpexp.verification.failure import Failure, NotComparableError, SingleDeviceError
+from dpexp.verification.failure import Failure, SingleDeviceError
 from dpexp.verification.judge import Judge
 from dpexp.verification.mode import OTHER_NUMBERS, Mode, draws, has_batch_norm
 from dpexp.verification.model_copy import copied
@@ -30,7 +28,7 @@ from dpexp.verification.rounding import NEGLIGIBLE
 from dpexp.verification.single_device import SingleDevice
 from dpexp.verification.state import read_by_rows
 from dpexp.verification.take import Take
-from dpexp.verification.touched_rows import UnknownIdError, touched_rows
+from dpexp.verification.touched_rows import touched_rows
 
 Pairs: TypeAlias = Iterable[tuple[Batch, Batch]]
 """Global batches, and the part of each that the rank computes."""
@@ -38,8 +36,6 @@ FIRST = 4
 """So many of the run's first steps are compared; those that a short warm-up lacks come after the last."""
 EPS = 4
 """Errors up to so many eps of a narrow type are its rounding."""
-NO_MEMORY = "allocate memory"
-"""In PyTorch's error where the host has none left: a single device needs more than the run."""
 
 
 class OwnSteps:
@@ -112,10 +108,6 @@ class OwnSteps:
                 try:
                     failure = self._take.step(batch, part)
                 except SingleDeviceError as raised:
-                    if not isinstance(raised, NotComparableError) and self._is_of_model(raised.cause):
-                        self._take.layout.step(part)  # which raises the same, or computes something else
-                        cause = f"a single device raises {describe(raised.cause)}, the run does not"
-                        return self._result(cause=cause)
                     self.note = f"not compared: a single device does not compute it: {raised.cause}"
                 else:
                     if failure:
@@ -125,12 +117,6 @@ class OwnSteps:
             self._take.layout.step(part)
         self._take.release()
         return self._result()
-
-    def _is_of_model(self, error: Exception) -> bool:
-        """Whether the run would raise it too, if it computed what a single device computes."""
-        take = self._take
-        is_other = isinstance(error, UnknownIdError | OwnGroupError) or NO_MEMORY in str(error)
-        return take.layout.placed.is_on_host and not take.single.mode.in_chunks and not is_other
 
     def _result(self, failure: Failure | None = None, cause: str = "") -> Result:
         take = self._take

@@ -359,7 +359,6 @@ class Proof:
             cause,
             training,
             compared,
-            self._unreached.modules(self.model),
             self._unreached.parameters(self.model) if trains else (),
         )
 

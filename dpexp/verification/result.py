@@ -44,7 +44,7 @@ class Result:
     """The worst difference of each kind over these steps, what ``failed`` and why, and what is to be noted.
 
     Steps in training mode that were compared apart, chunk by chunk, have a ``mode_in_training``. Unreached
-    are modules that no step has called, and parameters that never had a gradient.
+    are parameters that never had a gradient.
     """
 
     dtype: torch.dtype
@@ -55,7 +55,6 @@ class Result:
     cause: str = ""
     training_steps: int = 0
     mode_in_training: Mode | None = None
-    unreached_modules: Sequence[str] = ()
     unreached_parameters: Sequence[str] = ()
 
     def __str__(self) -> str:
@@ -66,11 +65,8 @@ class Result:
             f"  {kind:10}  {each.error:.1e}, limit {each.limit:.0e}{each.tensor and f', in {each.tensor}'}"
             for kind, each in self.worst.items()
         ]
-        unreached = (
-            ("modules that are never called", self.unreached_modules),
-            ("parameters that never have a gradient", self.unreached_parameters),
-        )
-        gaps = [f"  not compared: {what}: {listed(names)}" for what, names in unreached if names]
+        names = listed(self.unreached_parameters)
+        gaps = [f"  not compared: parameters that never have a gradient: {names}"] if names else []
         notes = (f"  {note}" for note in self.notes)
         return "\n".join([f"{verdict}; {count} in {_name(self.dtype)}", *errors, *gaps, *notes])
 

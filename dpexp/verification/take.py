@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from dpexp import devices, tensors
+from dpexp import devices
 from dpexp.config.errors import listed, plural
 from dpexp.data.batch import Batch
 from dpexp.data.objective import Objective
@@ -46,7 +46,6 @@ from dpexp.verification.compare import (
     numbers,
     parts_of,
     relative_error,
-    whole_error,
 )
 from dpexp.verification.diagnosis.nonfinite import check_finite
 from dpexp.verification.failure import DiffersError, Failure, NotComparableError, SingleDeviceError
@@ -99,8 +98,6 @@ class Take:
     steps: int = 0
     by_shards: set[str] = field(default_factory=set)
     """Buffers and parameters to which the forward of each shard writes another number."""
-    amplifies: str = ""
-    """The module, in words, that makes errors of rounding large."""
 
     def __post_init__(self) -> None:
         self.group: ProcessGroup = self.layout.group
@@ -367,10 +364,7 @@ class Take:
             self.judge.unmeasured,
         )
         draws = DRAWS_OF_SHORT if short or self.is_short else DRAWS
-        failed = self.judge.failed(self.steps, rounding.plain, rounding.measured, draws)
-        if self.judge.hidden.get(self.steps) and not self.amplifies:
-            self.amplifies = self._amplifying()
-        return failed
+        return self.judge.failed(self.steps, rounding.plain, rounding.measured, draws)
 
     def _judged_written(self) -> Difference | None:
         """What differs of the parameters that the forward has changed, from which the optimizer goes on."""
@@ -487,24 +481,12 @@ class Take:
         steps = [f"step {step} ({plural(self.rows[step], 'row')})" for step in sorted(self.judge.hidden)]
         first = self.judge.hidden[min(self.judge.hidden)]
         what = f"{first.kind} ({first.tensor})" if first.tensor else first.kind
-        where = f" from {self.amplifies} on" if self.amplifies else ""
         return [
             *written,
             f"{NOT_COMPARABLE}: {listed(steps)}, where rounding alone may change {what} by over "
-            f"{HIDES:.0%}{where}, which would hide an error of this size: shards with more rows are better "
+            f"{HIDES:.0%}, which would hide an error of this size: shards with more rows are better "
             "conditioned",
         ]
-
-    def _amplifying(self) -> str:
-        """The first module whose outputs differ by so much when they are rounded otherwise; or nothing."""
-        state, batch = self._window.state, self._window.batch
-        expected, _ = self.single.again().step(state, batch, hooks=True)
-        found, _ = self._again(lambda one: one.step(state, batch, 0, hooks=True), 0)
-        for key in dict.fromkeys(expected.modules):
-            pairs = zip(tensors.walk(found.calls.get(key)), tensors.walk(expected.calls[key]), strict=False)
-            if any(whole_error(each.cpu(), wanted) > HIDES for each, wanted in pairs):
-                return f"module '{key[0]}'" if key[0] else "the model itself"
-        return ""
 
     # --- after a failure ---
 
