@@ -53,8 +53,3 @@ class Shifted(Tagger):
 
     def loss_weight(self, targets: Tensor) -> Tensor:
         return (targets[:, 1:] != IGNORED).sum()
-
-
-def taken(outputs: Output, targets: Tensor) -> Any:
-    """The loss of the outputs, taken by a function."""
-    return outputs.loss

@@ -3,7 +3,7 @@
 Bugs over ranks are in ``tests/verification/cases``.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -159,18 +159,3 @@ class Scaled(GradientSync):
 
 def scaled(scale: float, *names: str) -> Callable[[nn.Module], Placed]:
     return lambda model: on_host(model, Scaled(model, scale, names))
-
-
-class Hides(Wrapper):
-    """Keeps one parameter from whoever asks for them, such as the optimizer."""
-
-    def __init__(self, module: nn.Module, name: str) -> None:
-        super().__init__()
-        self.module, self.name = module, name
-
-    def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
-        hidden = self.module.get_parameter(self.name)
-        return (each for each in super().parameters(recurse) if each is not hidden)
-
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        return self.module(inputs)

@@ -1,4 +1,4 @@
-"""Twelve models that users bring first: torchvision's and Hugging Face's, small, with random weights.
+"""Nine models that users bring first: torchvision's and Hugging Face's, small, with random weights.
 
 ``python standard_models.py WORD...`` prints how a run of each word ends, as JSON; ranks call ``judged``.
 A word is ``llama,ddp,16``: a model, a layout and the rows of a batch; ``llama,ddp,16,scaled`` plants a bug.
@@ -53,26 +53,6 @@ def resnet18() -> nn.Module:
     from torchvision.models import resnet18
 
     return resnet18(num_classes=CLASSES)
-
-
-def densenet121() -> nn.Module:
-    from torchvision.models import DenseNet
-
-    return DenseNet(growth_rate=8, block_config=(4, 6, 8, 6), num_init_features=16, num_classes=CLASSES)
-
-
-def mobilenet_v3_small() -> nn.Module:
-    from torchvision.models import mobilenet_v3_small
-
-    return mobilenet_v3_small(num_classes=CLASSES, width_mult=0.5)
-
-
-def efficientnet_b0() -> nn.Module:
-    from torchvision.models import EfficientNet
-    from torchvision.models.efficientnet import MBConvConfig
-
-    shapes = [(1, 3, 1, 16, 8, 1), (6, 3, 2, 8, 16, 2), (6, 5, 2, 16, 24, 2), (6, 5, 2, 24, 32, 2)]
-    return EfficientNet([MBConvConfig(*each) for each in shapes], dropout=0.2, num_classes=CLASSES)
 
 
 def shufflenet_v2_x0_5() -> nn.Module:
@@ -130,9 +110,6 @@ def bert() -> nn.Module:
 LANGUAGE = ("llama", "gpt2", "mixtral", "bert")
 VISION = (
     "resnet18",
-    "densenet121",
-    "mobilenet_v3_small",
-    "efficientnet_b0",
     "shufflenet_v2_x0_5",
     "swin_t",
     "convnext_tiny",

@@ -3,7 +3,6 @@
 from itertools import islice
 from typing import Any
 
-import losses_inside
 import pytest
 import torch
 from losses_inside import Shifted, Tagger
@@ -13,7 +12,6 @@ from torch.nn import functional
 import dpexp
 from dpexp.config.errors import ConfigError
 from dpexp.config.run_config import RunConfig
-from dpexp.data.batch import Batch
 from dpexp.data.objective import Objective
 from dpexp.engine.prepare import prepare
 from dpexp.engine.verify import verify
@@ -39,7 +37,7 @@ CASES = {
 """Models of ``losses_inside``, and what their losses are a mean over."""
 
 
-@pytest.mark.parametrize("strategy", ["whole", "functional", "place"])
+@pytest.mark.parametrize("strategy", LAYOUTS)
 @pytest.mark.parametrize("model", CASES)
 def test_a_loss_inside_the_model_is_exact_in_verification_and_in_training(model: str, strategy: str) -> None:
     values = {"model": f"losses_inside:{model}", "reduction": CASES[model], **DATA}
@@ -77,8 +75,7 @@ def test_a_loss_that_is_declared_wrongly_is_refused_with_what_to_do(model: str, 
     assert "--reduction" in result.cause
 
 
-@pytest.mark.parametrize("loss", [None, losses_inside.taken])
-def test_prove_takes_the_loss_of_the_forward(loss: Any) -> None:
+def test_prove_takes_the_loss_of_the_forward() -> None:
     devices = [torch.device("cpu", index) for index in range(3)]
     batches = []
     for seed, rows in enumerate((10, 7, 10)):
@@ -87,10 +84,10 @@ def test_prove_takes_the_loss_of_the_forward(loss: Any) -> None:
     def layout(model: nn.Module, devices: list[torch.device]) -> nn.Module:
         return DataParallel(model, devices)
 
-    assert dpexp.prove(Tagger(), layout, batches, loss, devices=devices, reduction="tokens").passed
+    assert dpexp.prove(Tagger(), layout, batches, devices=devices, reduction="tokens").passed
     assert dpexp.prove(Shifted(), layout, batches, devices=devices).passed
     with pytest.raises(VerificationError, match="--reduction"):
-        dpexp.prove(Tagger(), layout, batches, loss, devices=devices)
+        dpexp.prove(Tagger(), layout, batches, devices=devices)
 
 
 # --- the objective ------------------------------------------------------------------------------------
@@ -106,12 +103,6 @@ def test_the_standard_losses_take_any_reduction(reduction: str, shape: tuple[int
         shards = zip(outputs.chunk(count), targets.chunk(count), strict=True)
         losses = torch.stack([objective.loss(*shard) for shard in shards])
         torch.testing.assert_close(objective.of_shards(losses, targets), expected)
-
-
-def test_shards_without_targets_count_by_their_rows() -> None:
-    """As in the search for a wrong layout, where the loss is one of the outputs."""
-    parts = [Batch((torch.randn(rows, 2),), None, rows, 4) for rows in (3, 1)]
-    assert Objective().weights(parts) == [0.75, 0.25]
 
 
 def test_a_shard_without_tokens_does_not_count() -> None:
@@ -131,13 +122,6 @@ def test_a_vector_is_a_loss_only_after_a_single_device_gave_a_scalar() -> None:
         objective.loss(torch.zeros(3), torch.zeros(3))
     objective.on_one_device(torch.zeros(()), torch.zeros(3))
     assert objective.loss(torch.tensor([1.0, 4.0]), torch.zeros(3)).item() == pytest.approx(2.0)
-
-
-def test_a_single_device_that_computes_in_chunks_weights_the_losses_of_its_forwards() -> None:
-    objective, targets = Objective(), torch.zeros(5, dtype=torch.long)
-    for loss, expected in ((torch.tensor(2.0), 2.0), (torch.tensor([1.0, 6.0]), (3 * 1.0 + 2 * 6.0) / 5)):
-        outputs = {"loss": loss, "logits": torch.zeros(5, 3)}
-        assert objective.on_one_device(outputs, targets).item() == pytest.approx(expected)
 
 
 def test_losses_of_replicas_without_targets_are_refused_with_what_to_do() -> None:

@@ -9,7 +9,6 @@ from odd_models import Hooked
 from planted import Planted, on_host
 from torch import distributed, nn
 
-import dpexp
 from dpexp.config.errors import ConfigError
 from dpexp.config.run_config import RunConfig
 from dpexp.engine.prediction import predict
@@ -57,45 +56,9 @@ def test_sync_batch_norm_without_ranks_is_a_plain_one_for_a_while() -> None:
     assert isinstance(norm, nn.SyncBatchNorm)
 
 
-DIFFERENTIAL = {"model": "odd_models:Differential", "steps": 2, "track": False}
-
-
-@pytest.mark.parametrize(
-    ("strategy", "options"),
-    [
-        ("single", {"devices": "cpu"}),
-        ("whole", {"virtual": 2}),
-        ("block", {"virtual": 2, "block": ("first",)}),
-        ("hybrid", {"virtual": 2, "host": ("first",)}),
-        ("place", {"virtual": 2, "place": ("first=cpu:1",)}),
-    ],
-)
-def test_a_forward_that_takes_gradients_itself_runs(strategy: str, options: Any) -> None:
-    record = dpexp.run(strategy, **DIFFERENTIAL, **options)
-    assert record.status == "finished"
-    assert record.verification["passed"]
-    assert record.digest["outputs"]
-
-
 def test_fsdp_refuses_a_scalar_parameter_before_the_run() -> None:
     with pytest.raises(ConfigError, match=r"fsdp splits parameters by their rows, and scale is a scalar"):
         prepare(RunConfig("fsdp", model="odd_models:Scalar", devices="cpu", options={"block": ("first",)}))
-
-
-def test_fsdp_takes_parameters_that_have_no_shape_yet() -> None:
-    config = RunConfig("fsdp", model="user_error_cases:Lazy", devices="cpu", options={"block": ("first",)})
-    assert prepare(config).model.get_parameter("first.weight").dim() == 2
-
-
-def test_block_refuses_a_mask_of_all_tokens() -> None:
-    config = RunConfig("block", model="odd_models:Masked", virtual=2, options={"block": ("first",)})
-    with pytest.raises(ValueError, match=r"mask has 5 rows and inputs\[0\] has 30"):
-        verify(prepare(config))
-
-
-def test_an_optimizer_that_looks_at_numbers_is_verified() -> None:
-    config = RunConfig("single", model="odd_models:Two", devices="cpu", optimizer="odd_models:Reads")
-    assert verify(prepare(config)).passed
 
 
 @pytest.mark.parametrize("share", [1.0, 0.2])

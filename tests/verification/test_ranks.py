@@ -15,8 +15,6 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.nn.functional import all_reduce as with_backward
 from torch.nn.parallel import DistributedDataParallel
-from torch.nn.utils.rnn import pad_sequence
-from torch.utils.data import DataLoader
 
 import dpexp
 from dpexp.config.errors import ConfigError
@@ -25,7 +23,6 @@ from dpexp.data.rng import kept_globals, seed_globals
 from dpexp.distributed.group import ProcessGroup
 from dpexp.engine.prepare import prepare
 from dpexp.verification.result import VerificationError
-from dpexp.verification.touched_rows import LARGE
 
 # --- models, losses and optimizers ----------------------------------------------------------------------
 
@@ -97,50 +94,6 @@ def wrong_loss(z: torch.Tensor, targets: Any) -> torch.Tensor:
     return correlations(z, lambda found: distributed.all_reduce(found) or found)
 
 
-class Counts(Net):
-    """Its outputs grow with every forward in training mode."""
-
-    forwards = 0
-
-    def forward(self, x: torch.Tensor) -> Any:
-        self.forwards += self.training
-        return super().forward(x) * (1 + self.forwards / 10)
-
-
-class Sums(Net):
-    """Rows of any length, padded with zeros."""
-
-    def forward(self, x: torch.Tensor) -> Any:
-        return super().forward(x.sum(1))
-
-
-class Bagged(nn.Sequential):
-    def __init__(self) -> None:
-        super().__init__(nn.EmbeddingBag(LARGE, 4))
-
-
-# --- data -----------------------------------------------------------------------------------------------
-
-
-def rows(noise: float = 0.0, padded: bool = False) -> DataLoader[Any]:
-    """``noise`` is drawn for each batch; rows are ``padded`` to the longest of their batch."""
-
-    def collate(items: list[Any]) -> Any:
-        x = pad_sequence(items, batch_first=True) if padded else torch.stack([each[0] for each in items])
-        return x + noise * torch.randn_like(x), x.flatten(1)[:, :4]
-
-    return DataLoader([torch.ones(1 + i % 7, 6) * i for i in range(32)], 12, collate_fn=collate)  # type: ignore[arg-type]
-
-
-def ids() -> DataLoader[Any]:
-    """Other ids in each batch."""
-
-    def collate(items: list[Any]) -> Any:
-        return torch.randint(LARGE, (len(items), 3)), torch.ones(len(items), 4)
-
-    return DataLoader([torch.ones(1)] * 32, 12, collate_fn=collate)  # type: ignore[arg-type]
-
-
 # --- layouts --------------------------------------------------------------------------------------------
 
 
@@ -169,11 +122,6 @@ def wrong_no_sync(model: nn.Module, mesh: Any) -> nn.Module:
 
 def mixed(model: nn.Module, mesh: Any) -> Any:
     return fully_shard(model, mesh=mesh, mp_policy=MixedPrecisionPolicy(torch.bfloat16, torch.float32))
-
-
-def widened(model: nn.Module, mesh: Any) -> Any:
-    policy = MixedPrecisionPolicy(torch.bfloat16, torch.bfloat16, torch.float32)
-    return fully_shard(model, mesh=mesh, mp_policy=policy)
 
 
 def cast(model: nn.Module, mesh: Any) -> nn.Module:
@@ -240,15 +188,9 @@ RUNS: dict[str, dict[str, Any]] = {
     "own buffers": {"strategy": "fsdp", "model": f"{HERE}:tracked"},
     "of a group": {"strategy": "ddp", "model": f"{HERE}:OfGroup"},
     "mixed": {"layout": f"{HERE}:mixed"},
-    "widened": {"layout": f"{HERE}:widened"},
     "cast": {"layout": f"{HERE}:cast", "dtype": "bfloat16"},
     "warmed": {"layout": f"{HERE}:warmed"},
     "dry": {"layout": f"{HERE}:dry"},
-    "counts": {"strategy": "fsdp", "model": f"{HERE}:Counts"},
-    "noise": {"strategy": "ddp", "data": f"{HERE}:rows:noise=1"},
-    "padded": {"strategy": "ddp", "model": f"{HERE}:Sums", "data": f"{HERE}:rows:padded=True"},
-    "ids": {"strategy": "ddp", "model": f"{HERE}:Bagged", "data": f"{HERE}:ids"},
-    "padded noise": {"strategy": "ddp", "model": f"{HERE}:Sums", "data": f"{HERE}:rows:noise=1,padded=True"},
 }
 SHORT = {
     "model": f"{HERE}:Net",
@@ -309,15 +251,9 @@ RIGHT = [
     "loss",
     "normed",
     "mixed",
-    "widened",
     "cast",
     "warmed",
     "dry",
-    "counts",
-    "noise",
-    "padded",
-    "padded noise",
-    "ids",
 ]
 
 

@@ -1,6 +1,5 @@
 """Take: a state that changes between steps, gradients of zero, and accelerators that round otherwise."""
 
-import weakref
 from functools import partial
 from typing import Any
 
@@ -40,27 +39,13 @@ def test_parameters_that_change_between_two_steps_are_found_by_the_next() -> Non
     assert failure.text.startswith("parameter 'second.weight' is not as the step before has left it")
 
 
-def taken(model: nn.Module, accumulate: int = 1) -> Take:
+def taken(model: nn.Module) -> Take:
     """A take of the model itself, beside a copy."""
     objective = Objective(loss=functional.mse_loss)
-    optimizer = OwnOptimizer(partial(torch.optim.SGD, lr=0.1), accumulate)
+    optimizer = OwnOptimizer(partial(torch.optim.SGD, lr=0.1))
     single = SingleDevice(copied(model, torch.float64), objective, optimizer)
     layout = Trainer(on_host(model), objective.loss, optimizer)
     return Take(layout, single, Judge(Limits(1e-12), layout.group), objective)
-
-
-def test_a_window_of_accumulation_keeps_the_parameters_in_memory_once() -> None:
-    take = taken(Net().double(), accumulate=3)
-    for batch in random_batches(8, 5, 8):
-        assert take.step(*[in_dtype(batch, torch.float64)] * 2) is None
-    states = [state for state, _ in take._window.batches]
-    kept = {id(each) for state in states for each in state.parameters.values()}
-    assert (len(states), len(kept)) == (3, len(states[0].parameters))
-    assert [bool(state.gradients) for state in states] == [False, False, True]
-    first = weakref.ref(states[0])
-    del states
-    take.release()
-    assert first() is None
 
 
 def test_a_step_that_is_taken_again_draws_the_same_random_numbers() -> None:

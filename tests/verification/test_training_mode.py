@@ -126,16 +126,6 @@ def test_what_a_model_computes_in_training_only_is_compared_there_or_not_at_all(
         prove(make(), Reordered, DEVICES[:2])
 
 
-def test_what_dropout_leaves_and_does_not_scale_is_found_though_a_layout_may_draw_other_numbers() -> None:
-    def change(model: Any) -> None:
-        model[2].register_forward_hook(
-            lambda layer, inputs, outputs: outputs * (0.5 if layer.training else 1.0)
-        )
-
-    with pytest.raises(VerificationError, match=r"in training mode, .* module '2'"):
-        prove(net(), changed(change), DEVICES[:2])
-
-
 class MicroBatches(Wrapper):
     """Computes two micro-batches one after the other; ``alike`` with the same random numbers."""
 
@@ -245,27 +235,6 @@ def test_each_chunk_begins_with_the_frozen_parameters_of_the_step() -> None:
     module, x = Averaging(), torch.randn(6, 3)
     assert torch.allclose(Chunked(module, 3)(x), (x @ module.weight.T + module.bias) @ module.weight / 2)
     assert torch.allclose(module.average, module.weight / 2)
-
-
-# --- runs ---------------------------------------------------------------------------------------------
-
-
-def noisy(features: Any = None) -> Autoencoder:
-    torch.manual_seed(0)
-    return Autoencoder()
-
-
-def test_replicas_of_a_model_that_draws_by_itself_give_the_same_bits_again() -> None:
-    options = {"virtual": 3, "model": f"{__file__}:noisy", "steps": 6, "warmup": 0, "track": False}
-    digests = {dpexp.run("whole", **options).digest["weights"] for _ in range(3)}
-    assert len(digests) == 1
-
-
-def test_a_run_in_eval_mode_of_which_nothing_can_be_compared_is_not_called_verified() -> None:
-    options = {"virtual": 2, "model": f"{__file__}:noisy", "steps": 2, "track": False, "eval": True}
-    facts = dpexp.run("whole", **options).verification
-    assert facts["checked"] is False
-    assert facts["note"].startswith("not verified: nothing could be compared; no mode of the model")
 
 
 def test_a_proof_in_which_nothing_can_be_compared_is_an_error() -> None:
