@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
@@ -23,6 +23,7 @@ from dpexp.data.rng import random_state, set_random_state
 from dpexp.strategies.modules import named_buffers, parts
 from dpexp.strategies.placed import full_output
 from dpexp.watch.findings import NotComparableError
+from dpexp.watch.layout import strategy_of
 
 
 class Autocast(NamedTuple):
@@ -90,7 +91,9 @@ class Call:
 
     def gather(self) -> None:
         """Make full tensors of what is sharded; every rank must call this for its calls in the same order."""
-        self.inputs, self.leaves = tensors.map_tensors(full, (self.inputs, self.leaves))
+        self.inputs, self.leaves, self.value = tensors.map_tensors(
+            full, (self.inputs, self.leaves, self.value)
+        )
         self.gradients = {place: full(each) for place, each in sorted(self.gradients.items())}
 
 
@@ -150,7 +153,7 @@ class Calls:
     """
 
     def __init__(self, model: nn.Module, on_end: Callable[[], None]) -> None:
-        self.is_paused, self.windows = False, 0
+        self.is_paused, self.windows, self.strategy = False, 0, "watch"
         self._takes_second = False
         self._model, self._on_end, self._has_ended = model, on_end, False
         self._of_model: list[Call] = []
@@ -211,7 +214,7 @@ class Calls:
         """The call, and its arguments as other tensors: the loop's also get the gradient of other uses."""
         if self.is_paused or self._has_ended or not torch.is_grad_enabled():
             return None, inputs
-        kind = next((each.device.type for each in tensors.walk(inputs)), "cpu")
+        kind = _kind(inputs)
         call = Call(copied(inputs), next(self._order), Autocast.now(kind))
         inputs = tensors.map_tensors(_alias, inputs)
         self._follow(call, inputs, self._of_loss)
@@ -226,7 +229,8 @@ class Calls:
             self._on_end()
         if not self._is_seen(module):
             return
-        kind = next((each.device.type for each in tensors.walk((args, kwargs))), "cpu")
+        self.strategy = strategy_of(module)
+        kind = _kind((args, kwargs), module.parameters())
         call = Call(copied((args, kwargs)), next(self._order), Autocast.now(kind))
         call.random = RandomState.now(kind)
         call.modes = {part.name: part.module.training for part in parts(module)}
@@ -272,6 +276,12 @@ class Calls:
             found = gradient.detach()
             call.gradients[place] = found.clone() if known is None else known + found
             call.passes.add(torch._C._current_graph_task_id())
+
+
+def _kind(inputs: Any, parameters: Iterable[torch.Tensor] = ()) -> str:
+    """The kind of accelerator that computes with these; ``cpu`` without one."""
+    kinds = {each.device.type for each in (*tensors.walk(inputs), *parameters)}
+    return next(iter(sorted(kinds - {"cpu", "meta"})), "cpu")
 
 
 def _alias(tensor: torch.Tensor) -> torch.Tensor:

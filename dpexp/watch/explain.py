@@ -224,7 +224,7 @@ def mean_of_means(factors: Sequence[float], ranks: int, rule: str, are_equal: bo
     """What calls are that have other weights than in the loss of all rows."""
     of = "micro-batches" if ranks < len(factors) or ranks == 1 else "ranks"
     times = ", ".join(f"{each:.3g}" for each in factors)
-    if are_equal and rule.partition(" ")[0] in ("rows", "labels"):
+    if are_equal and rule.partition(" ")[0] in ("rows", "labels", "weights"):
         return f"{of} of unequal {rule.partition(' ')[0]} are averaged as if equal (times {times})"
     return f"{of} have other weights than in the loss of all rows (times {times})"
 

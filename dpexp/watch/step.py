@@ -17,12 +17,13 @@ from dpexp.verification.compare import Difference, Limits, noise_of, parts_of
 from dpexp.verification.judge import Judge
 from dpexp.verification.rounding import DRAWS, MARGIN, largest
 from dpexp.watch import update
+from dpexp.watch.averages import ROWS, count
 from dpexp.watch.calls import Call, full
 from dpexp.watch.explain import Case, explain, mean_of_means
 from dpexp.watch.findings import Finding, FoundError, NotComparableError
 from dpexp.watch.ranks import Ranks
 from dpexp.watch.replay import HAS_STATE, Gradients, Narrowest, Replay
-from dpexp.watch.weights import Weighed, Weighing
+from dpexp.watch.weights import Weighed, Weighing, observed, scalar_place
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -98,7 +99,10 @@ class Step:
             weighing = Weighing(self.options.loss, self.options.weight, self.ranks, self.replay)
             self.weighed = weighing.weigh(self.calls, self.losses, self.counted)
             self._check_loss(self.weighed)
-        self._observe_loss()
+        losses = self.calls if self.options.loss is None else self.losses
+        self.loss = observed(losses, self.weighed, self.ranks, self.counted)
+        rows = self.ranks.all_gather(sum(int(count(ROWS, call.inputs)) for call in self.calls))
+        self.samples = sum(rows[rank] for rank in set(self.counted))
         self.expected = self._sum()
         self.clipped = self._clip(self.expected)
 
@@ -140,7 +144,7 @@ class Step:
             self.limits.tolerance,
             self.is_scaled,
             self.weighed.rule if self.weighed is not None else "",
-            self.weighed is not None and self._are_equal(self.weighed),
+            self.weighed is not None and self.weighed.are_equal,
         )
         what = f"of '{failed.tensor}' differ by {failed.error:.1e}"
         self._raise("gradients", what, explain(case), failed)
@@ -200,10 +204,7 @@ class Step:
         """Whether the weights of the loss are compared: it is the user's, or it is inside the model."""
         if self.options.weight is False:
             return False
-        inside = all(
-            any(each.dim() == 0 and place in call.gradients for place, each in enumerate(call.leaves))
-            for call in self.calls
-        )
+        inside = all(scalar_place(call) is not None for call in self.calls)
         found = self.options.loss is not None or all(self.ranks.all_gather(inside))
         if not found:
             self._warn("without a loss its weights were not compared: only layout and synchronization")
@@ -270,7 +271,7 @@ class Step:
         if all(self.ranks.all_gather(of_loop < 0.5 * near)):
             times = [each / mean for each in factors]
             ranks = len(set(self.counted))
-            cause = mean_of_means(times, ranks, weighed.rule, self._are_equal(weighed))
+            cause = mean_of_means(times, ranks, weighed.rule, weighed.are_equal)
             self._raise("loss", "calls have other weights than in the loss of all rows", cause)
 
     def _check_state(self, optimizer: torch.optim.Optimizer, held: Mapping[str, nn.Parameter]) -> None:
@@ -328,46 +329,11 @@ class Step:
         )
         return self.ranks.all_gather(top / size if size else 1.0)[0]
 
-    def _are_equal(self, weighed: Weighed) -> bool:
-        """Whether every call has the same weight in the loop: its factor times what it should count."""
-        own = [call.factor for call in (self.calls if self.options.loss is None else self.losses)]
-        weights = [a * b for a, b in zip(own, weighed.shares or (), strict=False)]
-        every = [each for of_rank in self.ranks.all_gather(weights) for each in of_rank]
-        return bool(every) and max(every) - min(every) < 1e-3 * max(map(abs, every))
-
-    def _observe_loss(self) -> None:
-        """The loss of all rows, as the loop has observed it, and how many rows that are."""
-        losses = self.losses if self.options.loss is not None else self.calls
-        values = [_observed(call) for call in losses]
-        known = self.weighed.shares if self.weighed is not None else None
-        shares = known if known is not None else [1.0] * len(values)
-        rows = sum(
-            next((len(each) for each in tensors.walk(call.inputs) if each.dim()), 0) for call in self.calls
-        )
-        by_rank = self.ranks.all_gather(([a * b for a, b in zip(values, shares, strict=True)], rows))
-        chosen = [by_rank[rank] for rank in sorted(set(self.counted))]
-        terms = [each for of_rank, _ in chosen for each in of_rank]
-        self.loss = sum(terms) if known is not None else sum(terms) / len(terms) if terms else math.nan
-        self.samples = sum(rows for _, rows in chosen)
-
     def _warn(self, text: str) -> None:
         self.warnings[text] = None
 
     def _raise(self, kind: str, what: str, cause: str, worst: Difference | None = None) -> None:
         raise FoundError(Finding(self.number, kind, what, cause, worst))
-
-
-def _observed(call: Call) -> float:
-    if call.value is not None:
-        return float(full(call.value)) if call.value.numel() == 1 else math.nan
-    return next(
-        (
-            float(each)
-            for place, each in enumerate(call.leaves)
-            if each.dim() == 0 and place in call.gradients
-        ),
-        math.nan,
-    )
 
 
 def _by_name(of_calls: Sequence[Sequence[torch.Tensor]]) -> dict[str, torch.Tensor]:

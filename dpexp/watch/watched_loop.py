@@ -15,15 +15,13 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from dpexp.config.errors import describe, plural
 from dpexp.data.rng import kept_globals
-from dpexp.parallel.data_parallel import DataParallel
-from dpexp.strategies.modules import Wrapper, named_parameters
+from dpexp.strategies.modules import named_parameters
 from dpexp.verification.compare import Difference, Limits
 from dpexp.verification.judge import Judge
 from dpexp.verification.result import KINDS, VerificationError, row_of
 from dpexp.watch.calls import Calls, Hook, ObservedLoss, full
 from dpexp.watch.findings import Finding, FoundError, NotComparableError
 from dpexp.watch.ranks import Ranks
-from dpexp.watch.recording import NoRecording, Recording
 from dpexp.watch.replay import Replay
 from dpexp.watch.step import Options, Step, digests, held_by
 
@@ -38,7 +36,7 @@ class WatchedLoop:
     """
 
     def __init__(
-        self, model: nn.Module, options: Options, steps: int, raises: bool, recording: Recording
+        self, model: nn.Module, options: Options, steps: int, raises: bool, recording: NoRecording
     ) -> None:
         self.loss = options.loss
         self.findings: list[Finding] = []
@@ -209,7 +207,7 @@ class WatchedLoop:
         step.is_scaled = self._is_scaled
         if not self.steps:
             self._check_initial(ranks)
-            self._recording.laid_out(self._model, ranks.group)
+            self._recording.laid_out(self._model, ranks.group, self._calls.strategy)
             self._recording.shapes(calls, ranks.group)
         step.begin()
         self._was_clipped |= step.was_clipped
@@ -369,46 +367,3 @@ def _without_autocast(model: nn.Module) -> Iterator[None]:
         else:
             with torch.autocast(_kind(model), enabled=False):
                 yield
-
-
-def watched(
-    model: nn.Module,
-    loss: Callable[..., Any] | None,
-    clip_norm: Any,
-    weight: Any,
-    steps: int,
-    raises: bool,
-    name: str | None,
-    track: bool,
-) -> WatchedLoop:
-    """See ``dpexp.watch``."""
-    if not isinstance(model, nn.Module):
-        raise ValueError(f"model is {type(model).__name__}, not a torch.nn.Module")
-    if laid_out := _layout_of(model):
-        raise ValueError(
-            f"the model is laid out already ({laid_out}): call dpexp.watch before, on the model as written"
-        )
-    if not isinstance(steps, int) or steps < 1:
-        raise ValueError(f"steps is {steps!r}: it must be a whole number from 1")
-    if loss is not None and not callable(loss):
-        raise ValueError(f"loss is {type(loss).__name__}, not a function")
-    if not (
-        clip_norm is None or callable(clip_norm) or (isinstance(clip_norm, int | float) and clip_norm > 0)
-    ):
-        raise ValueError(
-            f"clip_norm is {clip_norm!r}: it must be a number above 0, or a function of the parameters"
-        )
-    if not (weight is None or weight is False or weight == "sum" or callable(weight)):
-        raise ValueError(f"weight is {weight!r}: it must be a function, 'sum' or False")
-    stated = {"clip_norm": clip_norm, "weight": weight, "steps": steps, "raises": raises}
-    recording = Recording.begin(model, name, stated) if track else NoRecording()
-    return WatchedLoop(model, Options(loss, clip_norm, weight), steps, raises, recording)
-
-
-def _layout_of(model: nn.Module) -> str:
-    """What the model, or a part of it, is wrapped in or sharded by; empty where it is as written."""
-    for part in model.modules():
-        if hasattr(part, "no_sync") or isinstance(part, nn.DataParallel | Wrapper | DataParallel):
-            return type(part).__name__
-    sharded = (name for name, each in model.named_parameters() if hasattr(each, "placements"))
-    return next((f"'{name}' is a DTensor" for name in sharded), "")

@@ -1,10 +1,8 @@
 """Weights: how many times as much the loop counts each call as the loss of all rows of all ranks does.
 
 The gradient that the loop brings to the loss's arguments is compared with that of the loss of all rows: their
-ratio is the factor of the call. What the loss averages over is measured: the loss of rows together follows
-from those of two halves, also where one half has more labels to ignore. It is the mean over rows, over
-labels, over labels after the first, or a sum; else ``weight`` says it, or the rows of all calls are joined to
-one batch.
+ratio is the factor of the call. What a call counts in the loss of all rows is measured (``averages``), or the
+user's ``weight`` says it, or the rows of all calls are joined to one batch.
 """
 
 from __future__ import annotations
@@ -20,28 +18,26 @@ from torch import nn
 
 from dpexp import devices, tensors
 from dpexp.verification.alone import alone
+from dpexp.watch.averages import Rule, count, rules
 from dpexp.watch.calls import Call
 from dpexp.watch.findings import NotComparableError
 from dpexp.watch.ranks import Ranks
 from dpexp.watch.replay import Replay
 
-IGNORED = -100
-"""The label that PyTorch's losses ignore."""
 APART = 1e-4
 """A gradient so far from every multiple of another has another direction."""
-Rule = tuple[str, str]
-"""(rows, sum, labels or labels after the first, the path of the labels in the loss's arguments)"""
 
 
 @dataclass(frozen=True)
 class Weighed:
-    """``factors`` of the calls of all ranks that count; ``shares`` of this rank's calls, if known.
+    """``factors`` of the calls of all ranks that count, and whether the loop itself counts them all alike.
 
-    ``rule`` says what the loss averages over. ``apart``: how far a gradient of the loop is from any multiple
-    of that of the loss of all rows.
+    ``shares`` are those of this rank's calls in the loss of all rows, if known; ``rule`` says what it
+    averages over. ``apart``: how far a gradient of the loop is from any multiple of the expected one.
     """
 
     factors: Sequence[float]
+    are_equal: bool
     shares: Sequence[float] | None
     rule: str
     apart: float
@@ -65,7 +61,8 @@ class Weighing:
         if self._loss is None:
             assert shares is not None
             for call, share in zip(own, shares, strict=True):
-                call.factor = float(call.gradients[scalar_place(call)]) / share if share else math.nan
+                gradient = call.gradients[scalar_place(call) or 0]
+                call.factor = float(gradient) / share if share else math.nan
             apart = 0.0
         else:
             expected = self._gradients(losses, shares, counted)
@@ -76,28 +73,28 @@ class Weighing:
                 call.factor = next(
                     (each.factor for each in own if each.order > call.order), own[-1].factor if own else 1.0
                 )
-        by_rank = self._ranks.all_gather([call.factor for call in own])
-        factors = [factor for rank in sorted(set(counted)) for factor in by_rank[rank]]
-        return Weighed(factors, shares, rule, max(self._ranks.all_gather(apart)))
+        weights = [call.factor * share for call, share in zip(own, shares or (), strict=False)]
+        by_rank = self._ranks.all_gather(([call.factor for call in own], weights, apart))
+        chosen = [by_rank[rank] for rank in sorted(set(counted))]
+        factors = [each for of_rank, _, _ in chosen for each in of_rank]
+        weights = [each for _, of_rank, _ in chosen for each in of_rank]
+        are_equal = bool(weights) and max(weights) - min(weights) < 1e-3 * max(map(abs, weights))
+        return Weighed(factors, are_equal, shares, rule, max(of_rank for *_, of_rank in by_rank))
 
     def _complete(self, own: Sequence[Call]) -> None:
         """A loss without a gradient has the factor of the others."""
-        known = [
-            call.factor
-            for of_rank in self._ranks.all_gather([_plain(call) for call in own])
-            for call in of_rank
-        ]
-        usual = next((each for each in known if math.isfinite(each) and each), 1.0)
+        by_rank = self._ranks.all_gather([call.factor for call in own])
+        known = [each for of_rank in by_rank for each in of_rank if math.isfinite(each) and each]
         for call in own:
             if not (math.isfinite(call.factor) and call.factor):
-                call.factor = usual
+                call.factor = known[0] if known else 1.0
 
     # --- what each call counts ---
 
     def _shares(self, own: Sequence[Call], counted: Sequence[int]) -> tuple[list[float] | None, str]:
         """What each call counts in the loss of all rows; None where only the loss itself says it."""
         if callable(self._weight):
-            weight, rule = self._weight, "weight="
+            weight, rule = self._weight, "weights"
             counts = self._ranks.together(
                 lambda: [float(weight(*call.inputs[0], **call.inputs[1])) for call in own]
             )
@@ -188,22 +185,32 @@ class Weighing:
         ]
 
 
-def scalar_place(call: Call) -> int:
+def scalar_place(call: Call) -> int | None:
     """Which of the outputs is the loss: the first scalar that the loop differentiated."""
-    return next(
-        place for place, each in enumerate(call.leaves) if each.dim() == 0 and place in call.gradients
-    )
+    places = (place for place, each in enumerate(call.leaves) if each.dim() == 0 and place in call.gradients)
+    return next(places, None)
+
+
+def observed(losses: Sequence[Call], weighed: Weighed | None, ranks: Ranks, counted: Sequence[int]) -> float:
+    """The loss of all rows, as observed; the mean of the calls where their shares are not known."""
+    values = [_value_of(call) for call in losses]
+    shares = weighed.shares if weighed is not None else None
+    terms = [value * share for value, share in zip(values, shares or [1.0] * len(values), strict=True)]
+    by_rank = ranks.all_gather(terms)
+    found = [each for rank in sorted(set(counted)) for each in by_rank[rank]]
+    return sum(found) if shares is not None else sum(found) / max(1, len(found))
+
+
+def _value_of(call: Call) -> float:
+    if call.value is not None:
+        return float(call.value) if call.value.numel() == 1 else math.nan
+    place = scalar_place(call)
+    return math.nan if place is None else float(call.leaves[place])
 
 
 def _plain(call: Call) -> Call:
     """What another rank needs to compute the loss of a call."""
-    return Call(
-        devices.move(call.inputs, devices.HOST),
-        call.order,
-        call.autocast,
-        wanted=call.wanted,
-        factor=call.factor,
-    )
+    return Call(devices.move(call.inputs, devices.HOST), call.order, call.autocast, wanted=call.wanted)
 
 
 def _set_factor(call: Call, expected: dict[int, torch.Tensor]) -> float:
@@ -228,70 +235,6 @@ def _set_factor(call: Call, expected: dict[int, torch.Tensor]) -> float:
 def _with_leaves(tree: Any, leaves: Sequence[torch.Tensor]) -> Any:
     following = iter(leaves)
     return tensors.map_tensors(lambda _: next(following), tree)
-
-
-# --- what a loss averages over ---
-
-
-def count(rule: Rule, inputs: Any) -> float:
-    """What the loss of these inputs counts, by the rule."""
-    kind, path = rule
-    if kind == "sum":
-        return 1.0
-    if kind == "rows":
-        return float(next((len(each) for each in tensors.walk(inputs) if each.dim()), 1))
-    labels = dict(tensors.leaves(inputs))[path]
-    return float(((labels if kind == "labels" else labels[:, 1:]) != IGNORED).sum())
-
-
-def rules(loss: Callable[[Any], float], inputs: Any) -> set[Rule] | None:
-    """The rules by which the loss follows from those of two halves of the rows; None for one row."""
-    rows = int(count(("rows", ""), inputs))
-    if rows < 2:
-        return None
-    labels = {
-        path: each
-        for path, each in tensors.leaves(inputs)
-        if isinstance(each, torch.Tensor) and each.dim() and len(each) == rows and each.dtype == torch.long
-    }
-    known: set[Rule] = {("rows", ""), ("sum", ""), *(("labels", path) for path in labels)}
-    known |= {("labels after the first", path) for path, each in labels.items() if each.dim() > 1}
-    for path in ("", *labels):
-        whole = _with_ignored(inputs, path, rows // 2) if path else inputs
-        halves = [_cut(whole, rows, part) for part in (slice(0, rows // 2), slice(rows // 2, None))]
-        try:
-            of_whole, first, second = map(loss, (whole, *halves))
-        except Exception:  # ids that may not be ignored; the loss of the loop's own rows has been computed
-            continue
-        if math.isfinite(of_whole + first + second):
-            known = {each for each in known if _follows(each, of_whole, (first, second), halves)}
-    return known
-
-
-def _cut(inputs: Any, rows: int, part: slice) -> Any:
-    def cut(tensor: torch.Tensor) -> torch.Tensor:
-        return tensor[part] if tensor.dim() and len(tensor) == rows else tensor
-
-    return tensors.map_tensors(cut, inputs)
-
-
-def _follows(rule: Rule, of_whole: float, of_halves: tuple[float, float], halves: Sequence[Any]) -> bool:
-    first, second = of_halves
-    counts = [count(rule, half) for half in halves]
-    mean = (counts[0] * first + counts[1] * second) / max(sum(counts), 1e-300)
-    found = first + second if rule[0] == "sum" else mean
-    return abs(found - of_whole) <= APART * (abs(first) + abs(second))
-
-
-def _with_ignored(inputs: Any, path: str, rows: int) -> Any:
-    """The inputs where most labels of the first rows are to be ignored."""
-    changed = tensors.map_tensors(torch.clone, inputs)
-    labels = dict(tensors.leaves(changed))[path]
-    if labels.dim() > 1:
-        labels[:rows, ..., :-1] = IGNORED
-    else:
-        labels[:rows:2] = IGNORED
-    return changed
 
 
 def joined(trees: Sequence[Any]) -> Any:
