@@ -1,7 +1,5 @@
 """The Typer app of a script: its help, how it is run, and the exit code of each error."""
 
-import contextlib
-import errno
 import io
 import os
 import sys
@@ -9,17 +7,13 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import IntEnum
-from pathlib import Path
 from typing import IO, Any
 
 import typer
-from typer.core import TyperArgument, TyperCommand, TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
-from dpexp.commands.options import OUTPUT, flags
-from dpexp.config.errors import ConfigError, Terminated, describe, shortened, text_of, unknown
+from dpexp.config.errors import ConfigError, Terminated, describe, shortened, text_of
 from dpexp.config.printable import printable
-from dpexp.config.process import ROOT, is_checkout
-from dpexp.config.strategy_options import STRATEGY_OPTIONS
 from dpexp.distributed.launch import end_rank
 from dpexp.record.files import JournalError
 from dpexp.record.redact import redact
@@ -40,18 +34,7 @@ class Exit(IntEnum):
 
 
 class RichHelp:
-    """``--help`` in named panels; without Typer's markup mode, which would draw a box around errors too.
-
-    Words of the command line, which an error quotes, never control the terminal.
-    """
-
-    def make_context(self, *args: Any, **options: Any) -> Any:
-        with _printable_errors():
-            return super().make_context(*args, **options)  # type: ignore[misc]
-
-    def invoke(self, ctx: Any) -> Any:
-        with _printable_errors():
-            return super().invoke(ctx)  # type: ignore[misc]
+    """``--help`` in named panels; without Typer's markup mode, which would draw a box around errors too."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         from typer import rich_utils
@@ -59,56 +42,13 @@ class RichHelp:
         del formatter  # rich prints
         rich_utils.rich_format_help(obj=self, ctx=ctx, markup_mode="rich")  # type: ignore[arg-type]
 
-    def get_help_option(self, ctx: Any) -> Any:
-        """``--help`` itself, in the last panel."""
-        option = super().get_help_option(ctx)  # type: ignore[misc]
-        if option is not None:
-            option.rich_help_panel, option.metavar = OUTPUT, ""
-        return option
-
-
-@contextmanager
-def _printable_errors() -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:  # those of click, or of the copy in Typer, are shown by it
-        if hasattr(error, "format_message") and isinstance(getattr(error, "message", None), str):
-            error.message = printable(error.message)  # type: ignore[attr-defined]
-        raise
-
 
 class Command(RichHelp, TyperCommand):
-    """A command, in whose help a value has one name and a flag none: no types as ``<bool>`` beside them."""
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        for parameter in self.params:
-            if isinstance(parameter, TyperArgument) or getattr(parameter, "is_flag", False):
-                parameter.display_type_rich = _no_type  # type: ignore[attr-defined]
-
-    def parse_args(self, ctx: Any, args: list[str]) -> Any:
-        """Say of an option of other strategies whose it is."""
-        try:
-            return super().parse_args(ctx, args)
-        except Exception as error:  # NoSuchOption of click, or of the copy in Typer
-            flag, known = getattr(error, "option_name", ""), STRATEGY_OPTIONS
-            owners = [name for name, options in known.items() if flag in flags(options)]
-            if not owners or ctx.info_name not in known or ctx.info_name in owners:
-                raise
-            return ctx.fail(f"{flag} is an option of {', '.join(owners)}, not of {ctx.info_name}")
+    """A command."""
 
 
-def _no_type(ctx: Any) -> None:
-    del ctx
-
-
-class SuggestingGroup(RichHelp, TyperGroup):
-    """A group whose error for an unknown command lists the known ones and suggests the nearest."""
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        if args and not args[0].startswith("-") and args[0] not in self.commands:
-            ctx.fail(str(unknown("command", args[0], self.commands)))
-        return super().resolve_command(ctx, args)
+class Group(RichHelp, TyperGroup):
+    """Commands, of which a wrong name suggests the nearest."""
 
 
 class App(typer.Typer):
@@ -121,7 +61,7 @@ class App(typer.Typer):
 def make_app(help: str, *, completion: bool = False) -> typer.Typer:
     """The Typer app of a script: no pretty tracebacks; ``completion`` of the shell on request."""
     return App(
-        cls=SuggestingGroup,
+        cls=Group,
         help=help,
         add_completion=completion,
         no_args_is_help=True,
@@ -136,7 +76,6 @@ def run_app(app: typer.Typer) -> None:
     buffer_stdout()
     code: Any = Exit.DONE
     try:
-        leave_deleted_folder()
         app()
     except (ConfigError, JournalError) as error:
         print_error(error, text_of(error))
@@ -168,22 +107,6 @@ def buffer_stdout() -> None:
         sys.stdout.reconfigure(errors="backslashreplace")
 
 
-def leave_deleted_folder() -> None:
-    """Change a working directory that was deleted to ``ROOT``: MKL ends a process without one.
-
-    Raises ConfigError for a ``DPEXP_HOME`` that would be, or be in, the deleted directory.
-    """
-    with contextlib.suppress(FileNotFoundError):
-        os.getcwd()
-        return
-    path = os.environ.get("DPEXP_HOME", "" if is_checkout() else ".")
-    if path and not Path(path).expanduser().is_absolute():
-        hint = "change to one that exists, or make DPEXP_HOME absolute"
-        raise ConfigError(f"DPEXP_HOME {path}: the working directory was deleted: {hint}")
-    os.chdir(ROOT)
-    say(f"warning: the working directory was deleted; relative paths start at {ROOT}", err=True)
-
-
 @contextmanager
 def exit_on_error() -> Iterator[None]:
     """Convert any other exception into one message and exit code 1, and Ctrl-C into exit code 130."""
@@ -210,29 +133,16 @@ def print_unexpected(error: BaseException) -> None:
 
 def print_error(error: BaseException, message: str) -> None:
     """Print the message on stderr, after the traceback with ``--debug``; without credentials."""
-    if os.strerror(errno.EMFILE) in message and "ulimit" not in message:
-        message += "; this process may open more with a higher ulimit -n"
     if DEBUG in sys.argv:
         say(redact("".join(traceback.format_exception(error))), err=True, nl=False)
     say(f"error: {shortened(redact(message))}", err=True)
 
 
-_PLAIN = str.maketrans("█·×µ…", "#.xu~")
-"""What stands for these characters where an encoding lacks one of them."""
-
-
 def say(text: str, *, err: bool = False, nl: bool = True, file: IO[Any] | None = None) -> None:
     """Print plain text, JSON or CSV on stdout or stderr; a terminal obeys nothing in it."""
-    typer.echo(_encodable(printable(text), file or (sys.stderr if err else sys.stdout)), file, nl, err)
+    typer.echo(printable(text), file, nl, err)
 
 
 def show_report(report: str, file: IO[Any] | None = None) -> None:
     """Print what ``terminal_text`` returns on stdout: its texts are printable, its colours its own."""
-    typer.echo(_encodable(report, file or sys.stdout), file)
-
-
-def _encodable(text: str, stream: IO[Any]) -> str:
-    """The text in plainer characters where the stream's encoding needs it; others become question marks."""
-    encoding = getattr(stream, "encoding", None) or "utf-8"
-    found = text.encode(encoding, "replace").decode(encoding)
-    return found if found == text else text.translate(_PLAIN).encode(encoding, "replace").decode(encoding)
+    typer.echo(report, file)

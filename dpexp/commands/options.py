@@ -22,19 +22,12 @@ from dpexp.config.options import flag_name, option_fields, types_of
 from dpexp.config.process import command
 from dpexp.config.run_config import RunConfig, option_names
 from dpexp.config.strategy_options import STRATEGY_OPTIONS, LaunchOptions
-from dpexp.record.redact import redact
 
 _PREFIX = "DPEXP_"
 OTHER_VARIABLES = ("DPEXP_HOME", "DPEXP_PARENT")
 """Environment variables with the prefix that do not set an option."""
 ALIASES = {"experiment": ["MLFLOW_EXPERIMENT_NAME"]}
 """Environment variables of other programs that set an option where ``DPEXP_<NAME>`` does not."""
-
-
-def flags(options: type) -> list[str]:
-    """The flags of the options of a config class: ``--check`` and ``--no-check`` of one with two forms."""
-    fields = option_fields(options)
-    return [flag for each in fields for flag in (each.metadata["flag"] or flag_name(each.name)).split("/")]
 
 
 def with_options(function: Callable[..., None], strategy: str) -> Callable[..., None]:
@@ -66,7 +59,6 @@ def _parameter(kind: Any, field: dataclasses.Field[Any], panel: str) -> inspect.
         flag,
         help=meta["help"] + choices,
         metavar=meta["metavar"] or _METAVARS.get(kind),
-        parser=_number_parser(kind, flag, variable) if kind in (int, float) else None,
         envvar=[variable, *aliases] if (aliases := ALIASES.get(field.name)) else variable,
         show_envvar=True,
         rich_help_panel=panel,
@@ -78,21 +70,6 @@ def _parameter(kind: Any, field: dataclasses.Field[Any], panel: str) -> inspect.
 
 
 _METAVARS = {bool: "", int: "INTEGER", float: "NUMBER", str: "NAME", list[str]: "NAME"}
-
-
-def _number_parser(kind: type[int] | type[float], flag: str, variable: str) -> Callable[[Any], float]:
-    """A parser whose error names the value, and the environment variable if the value comes from it."""
-
-    def parse(value: Any) -> float:
-        try:
-            return kind(value)
-        except ValueError:
-            origin = f" ({variable})" if os.environ.get(variable) == value else ""
-            name = "whole number" if kind is int else "number"
-            message = f"{redact(shown(value))} is not a {name}{origin}"
-            raise typer.BadParameter(message, param_hint=f"'{flag}'") from None
-
-    return parse
 
 
 # --- config files and the environment ------------------------------------------------------------
@@ -116,8 +93,6 @@ def read_config(path: Path, strategy: str) -> dict[str, Any]:
     }
     if path.suffix not in loaders:
         raise ConfigError(f"{where}: its name ends in '{path.suffix}', not in {', '.join(loaders)}")
-    if path.exists() and not path.is_file():
-        raise ConfigError(f"{where}: it is not a regular file")
     try:
         values = loaders[path.suffix](path.read_text("utf-8"))
     except (OSError, ValueError, RecursionError) as error:

@@ -22,27 +22,18 @@ def name_problem(name: str) -> str:
 
 
 def fitted(name: object, default: str) -> str:
-    """The name if it is good; else a good one that is like it, a different one for each name."""
-    text = str(name)
-    if not text:
-        return default
-    return text if not name_problem(text) else _marked(OBEYED.sub("_", text).strip(" ."), text, MAX_NAME)
+    """The name as a store takes it: printable, cut where it is too long; the default for one of dots."""
+    text = OBEYED.sub("_", str(name))[:MAX_NAME]
+    return text if text.strip(" .") else default
 
 
 def folder_name(name: str) -> str:
     """The name of a folder for this name: ASCII, short, not hidden, and a different one for each name."""
     slug = re.sub(r"[^\w.-]", "_", name, flags=re.ASCII)
-    return (
-        name
-        if slug == name and len(name) <= _MAX_FOLDER and name[0] != "."
-        else _marked(slug, name, _MAX_FOLDER)
-    )
-
-
-def _marked(text: str, original: str, limit: int) -> str:
-    """The text with a checksum of the original, which is what keeps two of them apart."""
-    checksum = zlib.crc32(original.encode("utf-8", "surrogatepass"))
-    return f"{text.lstrip('.')[: limit - 9]}-{checksum:08x}".lstrip("-")
+    if slug == name and len(name) <= _MAX_FOLDER and name[0] != ".":
+        return name
+    checksum = zlib.crc32(name.encode("utf-8", "surrogatepass"))
+    return f"{slug.lstrip('.')[: _MAX_FOLDER - 9]}-{checksum:08x}"
 
 
 def cell_title(name: str) -> str:

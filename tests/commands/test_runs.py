@@ -2,13 +2,11 @@
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import journals
 import pytest
-from command_lines import ROOT, script
+from command_lines import script
 from record_factory import whole
 from rich.cells import cell_len
 
@@ -68,13 +66,6 @@ def test_list_and_show_speak_json(runs: Path) -> None:
     assert listed["delivered"] == "no"
     assert listed["step_ms"] == record.summary["step_ms"]
     assert Record.from_dict(json.loads(script("runs.py", "show", "last", "--json").stdout)) == record
-
-
-def test_show_prints_the_summary_of_a_run(runs: Path) -> None:
-    finish(journals.complete(runs, "abcd", name="by name"))
-    shown = script("runs.py", "show", "by name")
-    assert shown.returncode == 0, shown.stderr
-    assert "delivered to MLflow: no" in shown.stdout
 
 
 def test_without_runs_the_list_says_how_to_make_one(dpexp_home: Path) -> None:
@@ -147,27 +138,6 @@ def test_sync_closes_a_run_whose_process_died_whether_the_store_is_there_or_not(
     assert "connection refused; the journals stay" in synced.stderr
     assert json.loads((runs / "dead" / "record.json").read_text())["status"] == "killed"
     assert Record.load(runs / "dead").status == "killed"
-
-
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [("runs.py", ["--help"]), ("runs.py", ["sync", "--help"]), ("runs.py", ["list"]), ("ui.py", ["--help"])],
-)
-def test_help_and_lists_import_nothing_heavy(name: str, words: list[str]) -> None:
-    code = (
-        "import runpy, sys\n"
-        "try: runpy.run_path(sys.argv[0], run_name='__main__')\n"
-        "finally: print({'torch', 'mlflow', 'pandas', 'numpy'} & set(sys.modules), file=sys.stderr)"
-    )
-    path = str(ROOT / "scripts" / name)
-    done = subprocess.run(
-        [sys.executable, "-c", f"import sys; sys.argv = {[path, *words]!r}\n{code}"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stderr.endswith("set()\n")
 
 
 # --- bad runs ------------------------------------------------------------------------------------

@@ -1,14 +1,9 @@
 """What a run prints on a real terminal: as wide as it, and in colour."""
 
-import io
 import re
 
 import pytest
 from in_terminal import in_terminal
-from record_factory import whole
-
-from dpexp import report
-from dpexp.commands.app import show_report
 
 WIDTHS = (60, 80, 120, 200)
 INDENT = len("  look in MLflow  ")
@@ -47,14 +42,3 @@ def test_a_run_is_summed_up_in_the_width_and_the_colours_of_its_terminal() -> No
         assert not others or len(first) + INDENT > width - len(" python scripts/run.py")
     colored = [bool(re.search(r"\x1b\[[\d;]*38;", text)) for text in summaries]
     assert colored == [True, True, True, True, False]
-
-
-def test_a_stream_of_ascii_shows_bars_and_units_in_plainer_characters() -> None:
-    shown = io.BytesIO()
-    stream = io.TextIOWrapper(shown, encoding="ascii")
-    show_report(report.summary(whole(3), width=100, full=True), stream)
-    stream.flush()
-    text = shown.getvalue().decode()
-    assert re.search(r"parallel_apply +#+\.+ ", text)
-    assert "2 x (4, 5)" in text
-    assert "?" not in text

@@ -7,15 +7,12 @@ import os
 import re
 import signal
 import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import psutil
 import pytest
 from launching import (
     AGENT,
-    ENVIRONMENT,
     PATIENCE_S,
     SCRIPT,
     STEPS,
@@ -89,21 +86,6 @@ def test_ranks_start_from_any_working_directory(hostile: Path, words: tuple[str,
     found = record(done)
     assert found["verification"]["passed"] is True
     assert len(found["devices"]["ranks"]) == 2
-
-
-def test_ranks_start_from_a_deleted_working_directory(tmp_path: Path, dpexp_home: Path) -> None:
-    """The run, its follower and its ranks: MKL alone would end each of them."""
-    gone = tmp_path / "gone"
-    gone.mkdir()
-    command = 'cd "$0" && rmdir "$0" && exec "$@"'
-    patient = ("--track-timeout", str(PATIENCE_S))
-    words = (sys.executable, SCRIPT, "ddp", "--devices", "2", *patient, *SHORT)
-    environment = os.environ | ENVIRONMENT
-    done = subprocess.run(
-        ["sh", "-c", command, str(gone), *words], capture_output=True, text=True, env=environment, check=False
-    )
-    assert record(done)["verification"]["passed"] is True
-    assert "warning: the working directory was deleted" in done.stderr
 
 
 def test_no_process_of_a_run_shows_its_options_in_its_command_line(dpexp_home: Path, tmp_path: Path) -> None:
