@@ -165,12 +165,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
 }
 """Two examples of the options of each other command; ``{}`` stands for the command where it is not first."""
 
-_VARIABLES = {
-    "DPEXP_HOME": "the folder of the runs",
-    "MLFLOW_TRACKING_URI": "the store or server of MLflow",
-}
-WITHOUT_VARIABLES = {"run models": tuple(_VARIABLES), "report": ("MLFLOW_TRACKING_URI",)}
-"""The environment variables that a command does not read."""
+_VARIABLES = ("DPEXP_HOME (the folder of the runs)", "MLFLOW_TRACKING_URI (the store or server of MLflow)")
 
 
 def panels(strategy: str) -> list[str]:
@@ -195,10 +190,8 @@ def examples(strategy: str) -> str:
 def epilog(name: str) -> str:
     """The end of the help of a command such as ``runs list``: its examples and environment variables."""
     app, _, subcommand = name.partition(" ")
-    unread = WITHOUT_VARIABLES.get(name, ())
-    read = [f"{variable} ({what})" for variable, what in _VARIABLES.items() if variable not in unread]
-    environment = [f"Environment: {', '.join(read)}"] if read else []
-    return "\n\n".join([_paragraphs(f"{command(app)} {subcommand}".strip(), COMMANDS[name]), *environment])
+    examples = _paragraphs(f"{command(app)} {subcommand}".strip(), COMMANDS[name])
+    return f"{examples}\n\nEnvironment: {', '.join(_VARIABLES)}"
 
 
 def _paragraphs(program: str, lines: Iterable[str]) -> str:

@@ -41,14 +41,12 @@ class ChildRun:
 
 
 def run_in_child(config: Row, environ: Mapping[str, str]) -> ChildRun:
-    """Run the config with this ``dpexp``; the working directory may hold another one."""
-    command = [sys.executable, "-P", "-c", CODE]
-    return run_command(command, {"PYTHONPATH": python_path(), **environ}, json.dumps(config))
+    """Run the config with this ``dpexp``, with these environment variables added.
 
-
-def run_command(command: Sequence[str], environ: Mapping[str, str], stdin: str = "") -> ChildRun:
-    """Run a command that prints a Record as JSON, with these environment variables added."""
-    done = run_process(command, input=stdin, env=os.environ | dict(environ))
+    The working directory may hold another ``dpexp``.
+    """
+    env = os.environ | {"PYTHONPATH": python_path(), **environ}
+    done = run_process([sys.executable, "-P", "-c", CODE], input=json.dumps(config), env=env)
     record = None
     with contextlib.suppress(ValueError):  # it printed something else, or nothing
         record = Record.from_json(done.stdout)

@@ -54,8 +54,7 @@ def _peak(run: MeasuredRun, device: str) -> list[float]:
 
 
 def _error(run: MeasuredRun, kind: str) -> float:
-    errors = run.view.errors
-    return errors.get(f"{kind}_error", math.nan) if kind else max(errors.values(), default=math.nan)
+    return run.view.errors.get(f"{kind}_error", math.nan)
 
 
 def _split(run: MeasuredRun, _: str) -> str:

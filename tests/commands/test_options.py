@@ -1,11 +1,10 @@
 """Options that no other file of tests uses."""
 
-import shutil
 from pathlib import Path
 
 import journals
 import pytest
-from command_lines import ROOT, script
+from command_lines import script
 from launching import record, run
 
 from dpexp.record.record import finish
@@ -27,19 +26,6 @@ def test_a_list_in_the_environment_is_split_at_spaces(monkeypatch: pytest.Monkey
     monkeypatch.setenv("DPEXP_BLOCK", "block1 block3")
     found = record(run("block", "--virtual", "2", "--model", "blocks", *SHORT))
     assert found["config"]["block"] == ["block1", "block3"]
-
-
-def test_a_report_on_an_experiment_writes_its_readme_again(tmp_path: Path) -> None:
-    folder = tmp_path / "whole_vs_block"
-    shutil.copytree(ROOT / "experiments" / folder.name, folder)
-    readme = (folder / "README.md").read_text()
-    mark = "<!-- begin: answer -->\n"
-    (folder / "README.md").write_text(readme.replace(mark, f"{mark}stale\n"))
-    assert script("report.py", "--check", folder).returncode == 1
-    done = script("report.py", folder)
-    assert done.returncode == 0, done.stderr
-    assert f"wrote {folder / 'README.md'}" in done.stderr
-    assert (folder / "README.md").read_text() == readme
 
 
 def test_show_is_short_and_full_on_request(dpexp_home: Path) -> None:

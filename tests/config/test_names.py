@@ -30,9 +30,7 @@ def test_a_name_that_no_store_can_hold_is_refused(option: str, name: str) -> Non
 
 
 def test_every_name_is_fitted_to_a_good_one_and_has_a_folder_of_its_own() -> None:
-    assert [names.name_problem(names.fitted(name, "default")) for name in (*GOOD, *BAD)] == [""] * len(
-        GOOD + BAD
-    )
+    assert not any(names.name_problem(names.fitted(name, "default")) for name in (*GOOD, *BAD))
     folders = {names.folder_name(name) for name in (*GOOD, *BAD)}
     assert len(folders) == len(GOOD + BAD)
     assert all(folder.isascii() and len(folder) <= 80 and folder[0] != "." for folder in folders)

@@ -67,13 +67,6 @@ def test_a_ratio_of_one_run_each_is_a_figure_and_no_verdict() -> None:
     assert answer == "It takes 2.00x (from one run each) or 2 ms (from one run each)."
 
 
-def test_runs_that_differ_widen_the_interval_although_each_has_many_steps() -> None:
-    steady = rounds("wide-3", 3, 1.11, 1.12, 1.1)
-    (verdict,) = judge(experiment(slower("wide-3")), {**CELLS, "wide-3": steady})
-    assert verdict.outcome == "holds"
-    assert outcome(slower("wide-3", ">", 0.999)) == "not shown"
-
-
 def test_the_verdict_on_several_cells_is_that_of_the_worst_and_names_it() -> None:
     (verdict,) = judge(experiment(slower("wide-*", ">", 1.9)), CELLS)
     assert verdict.outcome == "contradicted"
