@@ -19,7 +19,6 @@ from dpexp.data.batch import Batch
 from dpexp.record.record import Row
 from dpexp.strategies.modules import Part, Transfer, Wrapper, is_transparent, parts
 from dpexp.strategies.placed import Loss, Placed, StepEndedError, StepObserver
-from dpexp.strategies.row_shards import ShardedEmbedding
 from dpexp.training.preserve import eager, preserved
 
 EPOCH_LIMIT = 16
@@ -74,8 +73,7 @@ def _communication(part: Part, replica: int | None, module: nn.Module, inputs: A
     """The keys of a row from which a report computes what is moved, where the shapes do not show it.
 
     ``bytes`` of a replica's inputs and outputs, and of those that require a gradient; ``moved`` by a transfer
-    from each device, and ``moved_back`` as gradients; ``looked_up``: the rows in a sparse gradient;
-    ``asked``: how many ids a sharded table sends to each rank.
+    from each device, and ``moved_back`` as gradients.
     """
     if isinstance(module, Transfer):
         return module.moved(inputs)
@@ -89,10 +87,6 @@ def _communication(part: Part, replica: int | None, module: nn.Module, inputs: A
         counts = {"inputs": _bytes(inputs), "outputs": _bytes(outputs)}
         gradients = {"input_gradients": _bytes(inputs, True), "output_gradients": _bytes(outputs, True)}
         return {"bytes": counts | (gradients if torch.is_grad_enabled() else {})}
-    if isinstance(module, ShardedEmbedding):
-        return {"asked": module.asked(torch.unique(next(tensors.walk(inputs)))).tolist()}
-    if isinstance(module, nn.Embedding) and module.sparse and torch.distributed.is_initialized():
-        return {"looked_up": sum(len(set(ids.flatten().tolist())) for ids in tensors.walk(inputs))}
     return {}
 
 

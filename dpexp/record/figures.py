@@ -120,8 +120,6 @@ FIGURES = (
            of_runs=largest),
     Figure("peak_MB", "peak memory", "MB", _peak_mb, At.COLUMN),
     Figure("memory_bytes", "memory", "B", lambda view: view.memory_bytes, At.SUMMARY),
-    Figure("activation_bytes", "activations", "B", lambda view: view.memory_bytes.get("activations"),
-           At.METRIC | At.ROWS, of_runs=largest),
     Figure("flops", "FLOPs", "FLOP", lambda view: view.flops, At.SUMMARY),
     Figure("flops_per_s", "FLOP/s", "FLOP/s", lambda view: view.flops_per_s, _SHOWN | At.METRIC),
     Figure("tokens_per_s", "tokens/s", "", lambda view: view.tokens_per_s, _SINGLE),

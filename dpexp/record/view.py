@@ -20,7 +20,7 @@ from dpexp.record.steps import Steps, present, spread, usual_steps
 from dpexp.record.traffic import Move
 
 _ROUNDING = 1e-9
-CATEGORIES = ("parameters", "buffers", "gradients", "optimizer", "activations", "peak", "reserved")
+CATEGORIES = ("parameters", "buffers", "gradients", "optimizer", "peak", "reserved")
 """The figures of a row of ``memory_use``, in bytes."""
 
 

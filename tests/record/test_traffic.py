@@ -10,7 +10,6 @@ from command_lines import HELPERS
 from in_ranks import in_ranks
 from record_factory import hybrid, whole
 from torch import distributed, nn
-from traffic_formulas import between_ranks
 
 from dpexp import report
 from dpexp.config.run_config import RunConfig
@@ -65,8 +64,8 @@ class Counted(nn.Module):
         return self.block3(self.block2(self.block2(hidden)))
 
 
-def counted(group: ProcessGroup, case: str) -> dict[str, list[int]]:
-    """What the third step of a run sends over all ranks: {what and phase: [counted, by the formula]}."""
+def counted(group: ProcessGroup, case: str) -> dict[str, int]:
+    """The bytes that the third step of a run sends over all ranks, by what and phase."""
     mesh = {"mesh": f"tp={group.size}"} if case == "tensor parallel" else {}
     config = RunConfig.from_dict(SHAPE | RANK_CASES[case] | mesh)
     assert isinstance(config.options, RankOptions)
@@ -82,11 +81,11 @@ def counted(group: ProcessGroup, case: str) -> dict[str, list[int]]:
     trainer.take_steps(islice(prepared.local_batches(0), 2))
     batch = next(prepared.local_batches(0))
     record.summary["collectives"] = of_all_ranks(group, sent(trainer, batch))
-    found: dict[str, list[int]] = {}
-    for place, several in enumerate((RecordView(record).moves, between_ranks(record))):
-        for move in several:
-            if move.bytes and move.what != "transfer":
-                found.setdefault(f"{move.name} in {move.phase}", [0, 0])[place] += move.bytes
+    found: dict[str, int] = {}
+    for move in RecordView(record).moves:
+        if move.bytes and move.what != "transfer":
+            kind = f"{move.name} in {move.phase}"
+            found[kind] = found.get(kind, 0) + move.bytes
     return found
 
 
@@ -114,20 +113,20 @@ def sent_to_the_next(group: ProcessGroup) -> list[dict[str, object]]:
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
-def test_what_ranks_send_is_counted_as_the_formulas_say(ranks: int) -> None:
-    """The ranks are started once for all strategies; 10 rows are 4, 4 and 2, and shards have padding."""
+def test_what_ranks_send_is_counted(ranks: int) -> None:
+    """The ranks are started once for all strategies."""
     of_rank = in_ranks(ranks, __file__, "sent_to_the_next", *(f"counted:{case}" for case in RANK_CASES))
     (sent,) = of_rank.pop("sent_to_the_next")[0]
     assert (sent["what"], sent["bytes"]) == ("send", 400)
     found = {case.partition(":")[2]: by_rank[0] for case, by_rank in of_rank.items()}
     tensor_parallel = found.pop("tensor parallel")
     rows, numbers, float32 = 10, 42, 4
-    assert tensor_parallel["all-reduce in forward"][0] == 2 * (ranks - 1) * rows * numbers * float32
+    assert tensor_parallel["all-reduce in forward"] == 2 * (ranks - 1) * rows * numbers * float32
     assert len(found) == 10
-    for case, kinds in found.items():
-        assert kinds or case == "ddp eval", case
-        for kind, (counted, by_formula) in kinds.items():
-            assert by_formula == pytest.approx(counted, abs=2 * ranks), (case, kind)  # each rank's is rounded
+    assert [case for case, kinds in found.items() if not kinds] == ["ddp eval"]
+    trained = float32 * (50 * 7 + 7 * 10 + 110 + 55 + 12)
+    reduced = found["ddp"]["all-reduce backward in allreduce"]
+    assert reduced == pytest.approx(2 * (ranks - 1) * trained, abs=2 * ranks)  # each rank's is rounded
     assert set(found["ddp"]) == {"broadcast in forward", "all-reduce backward in allreduce"}
     assert set(found["fsdp"]) == {
         "all-gather in all-gather",

@@ -90,7 +90,6 @@ def test_a_comparison_is_data_with_the_numbers_of_its_table(save: Save) -> None:
     folders = [save(single(ms), number) for number, ms in enumerate((2.0, 2.02))]
     use = {
         "work": {"rows": 30, "flops": {"forward": 10**6}},
-        "memory_use": [{"device": "cpu", "activations": 9}],
     }
     folders += [save(whole(2, step_ms=ms, **use), 10 + number) for number, ms in enumerate((1.0, 1.01))]
     compared = compare([*folders, save(whole(4), 20, status="failed")])
@@ -100,7 +99,6 @@ def test_a_comparison_is_data_with_the_numbers_of_its_table(save: Save) -> None:
     assert f"{float(fastest['speed_up']):.2f}x" in text(compared)
     assert (baseline["is_baseline"], baseline["speed_up"], baseline["speed_up_low"]) == ("True", "1.0", "")
     assert float(fastest["flops_per_s"]) == pytest.approx(1e9 / float(fastest["step_ms"]))
-    assert (fastest["activation_bytes"], baseline["activation_bytes"]) == ("9", "")
     assert (fastest["verdict"], baseline["verdict"]) == ("faster", "")
     assert (to_csv(compare([])), comparison_rows(compare([]))) == ("", [])
 

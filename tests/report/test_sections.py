@@ -150,7 +150,7 @@ def test_a_device_map_says_what_moves_and_which_part_of_a_module_a_rank_has() ->
 
 def test_a_full_report_has_memory_by_category_and_work() -> None:
     """Devices that are alike share a row; a figure of a device that is not known is a dash."""
-    use = {"parameters": 48, "buffers": 0, "gradients": 48, "optimizer": 96, "activations": 1200}
+    use = {"parameters": 48, "buffers": 0, "gradients": 48, "optimizer": 96}
     rows = [{"device": "cpu", "peak": 5000}, *({"device": f"cpu:{index}", **use} for index in range(3))]
     work = {"rows": 30, "flops": {"forward": 600, "backward": 900}}
     record = whole(3, step_ms=2.0, memory_use=rows, work=work)
@@ -160,9 +160,9 @@ def test_a_full_report_has_memory_by_category_and_work() -> None:
     said = "a step of 30 rows computes at least 600 FLOP in forward, 900 FLOP in backward; "
     assert computed == [f"{said}{units.flop(per_second)}/s"]
     assert [line[0] for line in lines] == ["device", "cpu", "cpu:0, cpu:1, cpu:2"]
-    assert lines[0][4:] == ["optimizer state", "activations", "at most at once"]
-    assert lines[1][1:] == ["-"] * 5 + ["5 kB"]
-    assert lines[2][1:] == ["48 B", "0 B", "48 B", "96 B", "1.2 kB", "-"]
+    assert lines[0][4:] == ["optimizer state", "at most at once"]
+    assert lines[1][1:] == ["-"] * 4 + ["5 kB"]
+    assert lines[2][1:] == ["48 B", "0 B", "48 B", "96 B", "-"]
     assert "Memory and work" not in report.summary(record, width=120)
     record.work = {"rows": 10, "flops": work["flops"]}  # the observed step is not one of the usual size
     record.summary = {}

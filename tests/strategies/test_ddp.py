@@ -96,9 +96,7 @@ def test_under_torchrun_only_the_first_rank_prints_and_records() -> None:
     assert len(found["devices"]["ranks"]) == 3
     assert (found["work"]["rows"], found["work"]["tokens"]) == (30, 60)  # of all ranks
     assert found["work"]["flops"]["forward"] == 30 * 2 * 5 * 2
-    assert [(row["rank"], row["activations"] > 0) for row in found["memory_use"]] == [
-        (rank, True) for rank in range(3)
-    ]
+    assert [row["rank"] for row in found["memory_use"]] == [0, 1, 2]
     assert found["verification"]["passed"] is True
     folders = list((Path(os.environ["DPEXP_HOME"]) / "runs").iterdir())
     assert [folder.name for folder in folders] == [found["run_id"]]

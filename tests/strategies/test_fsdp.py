@@ -52,7 +52,6 @@ def test_fsdp_computes_what_a_single_device_computes_from_shards() -> None:
         (size, size) for size in shards
     ]
     assert [use[rank]["device"] for rank in range(3)] == ["cpu:0", "cpu:1", "cpu:2"]
-    assert all(row["activations"] > 0 for row in found["memory_use"])
     assert found["work"]["flops"]["forward"] == ddp["work"]["flops"]["forward"] / 3  # batches of 10, not 30
     assert {"all-gather", "backward all-gather", "reduce-scatter"} < set(found["phases"])
     text = report.summary(Record.from_dict(found), width=120, full=True)

@@ -104,7 +104,6 @@ def test_rates_are_compared_over_runs_and_what_is_not_known_is_not_measured() ->
     for name in ("peak_bytes", "flops_per_s"):
         (verdict,) = judge(experiment(Claim("?", name, "lost", ">", 0), cells=("lost",)), LOST)
         assert (verdict.outcome, table_cell(name, LOST["lost"])) == ("not measured", "-")
-    assert table_cell("activation_bytes", LOST["lost"]) == "-"
 
 
 def test_an_answer_may_state_that_a_claim_is_not_shown() -> None:
