@@ -1,7 +1,7 @@
 """Averages: what a loss averages over: how the loss of some rows follows from those of two halves.
 
 It is the mean over rows, over labels that are not ignored, over labels after the first of each row (those of
-a language model are shifted), or a sum. One half also gets more labels to ignore: then rows and labels differ.
+a language model are shifted), or a sum. One half also gets more labels to ignore, by which they differ.
 """
 
 from __future__ import annotations

@@ -10,7 +10,8 @@ from __future__ import annotations
 import itertools
 import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
@@ -18,8 +19,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from dpexp import tensors
+from dpexp import devices, tensors
 from dpexp.data.rng import random_state, set_random_state
+from dpexp.record.record import Row
 from dpexp.strategies.modules import named_buffers, parts
 from dpexp.strategies.placed import full_output
 from dpexp.watch.findings import NotComparableError
@@ -78,6 +80,8 @@ class Call:
     inputs: Any
     order: int
     autocast: Autocast
+    device: str = "cpu"
+    is_replica: bool = False
     leaves: list[torch.Tensor] = field(default_factory=list)
     wanted: list[bool] = field(default_factory=list)
     gradients: dict[int, torch.Tensor] = field(default_factory=dict)
@@ -106,6 +110,27 @@ def full(tensor: torch.Tensor) -> torch.Tensor:
 def copied(value: Any) -> Any:
     """The pytree with detached copies of its tensors."""
     return tensors.map_tensors(lambda each: each.detach().clone(), value)
+
+
+def shapes(calls: Sequence[Call]) -> list[Row]:
+    """``shapes`` of a Record: the calls on one device are those of one batch after the other."""
+    used = list(dict.fromkeys(call.device for call in calls if call.is_replica))
+    before: Counter[str] = Counter()
+    rows = []
+    for call in calls:
+        rows.append(
+            {
+                "batch": before[call.device],
+                "scope": "replica" if call.is_replica else "outside",
+                "module": "",
+                "replica": used.index(call.device) if call.is_replica else None,
+                "device": call.device,
+                "inputs": tensors.shapes(call.inputs),
+                "outputs": tensors.shapes(call.leaves),
+            }
+        )
+        before[call.device] += 1
+    return sorted(rows, key=lambda row: (row["batch"], row["replica"] or 0))
 
 
 class Hook:
@@ -229,9 +254,12 @@ class Calls:
             self._on_end()
         if not self._is_seen(module):
             return
-        self.strategy = strategy_of(module)
+        self.strategy, (device, _) = strategy_of(module), devices.current_device()
         kind = _kind((args, kwargs), module.parameters())
         call = Call(copied((args, kwargs)), next(self._order), Autocast.now(kind))
+        call.is_replica = getattr(module, "_is_replica", False)
+        inputs = (each.device for each in tensors.walk(call.inputs))
+        call.device = devices.label(device or next(inputs, devices.HOST))
         call.random = RandomState.now(kind)
         call.modes = {part.name: part.module.training for part in parts(module)}
         call.buffers = {name: full(each).clone() for name, each in named_buffers(module).items()}

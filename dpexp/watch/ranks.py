@@ -28,6 +28,7 @@ class Ranks:
         mesh = None
         if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
             self._gloo = distributed.new_group(backend="gloo", timeout=ANSWER)
+            self._meeting = distributed.new_group(backend="gloo", timeout=MEETING)
             mesh = Mesh.of_rows(distributed.get_world_size())
         self.group = ProcessGroup(mesh, self._gloo)
         self.rank, self.size = self.group.rank, self.group.size
@@ -37,7 +38,7 @@ class Ranks:
         if self._gloo is None:
             return
         try:
-            distributed.monitored_barrier(self._gloo, MEETING)
+            distributed.barrier(self._meeting)
         except RuntimeError as error:
             raise NotComparableError(
                 f"rank {self.rank} takes a step of the optimizer that other ranks did not begin within "

@@ -43,6 +43,7 @@ class WatchedLoop:
         self.warnings: dict[str, None] = {}
         self.note, self.steps, self.seconds = "", 0, 0.0
         self._model, self._options, self._wanted, self._raises = model, options, steps, raises
+        self._at_once = steps
         self._recording, self._replay = recording, Replay(model)
         self._written: weakref.WeakSet[nn.Parameter] = weakref.WeakSet(model.parameters())
         self._calls = Calls(model, self._remove)
@@ -70,7 +71,7 @@ class WatchedLoop:
                 f"the loop is still watched: {self.steps} of {self._wanted} steps were compared"
             )
         self._remove()
-        self._wanted = self.steps + (self._wanted if steps is None else steps)
+        self._wanted = self.steps + (self._at_once if steps is None else steps)
         self._observe()
 
     def log(self, **metrics: float) -> None:
