@@ -190,7 +190,8 @@ class Calls:
 
     def observe(self) -> None:
         """Register the hooks around those that the model has."""
-        self._has_ended, self._has_stepped, model = False, True, self._model
+        self._has_ended, self._takes_second, self._has_stepped = False, False, True
+        model = self._model
         before, after = self._hooks = [Hook(self._before), Hook(self._after)]
         self._handles = [
             model.register_forward_pre_hook(before, with_kwargs=True, prepend=True),

@@ -52,7 +52,8 @@ class WatchedLoop:
         self._ranks: Ranks | None = None
         self._step: Step | None = None
         self._residue: dict[str, torch.Tensor] = {}
-        self._depth = self._other_steps = self._window = 0
+        self._stepping: torch.optim.Optimizer | None = None
+        self._other_steps = self._window = 0
         self._started, self._spent = time.perf_counter(), 0.0
         self._is_scaled = self._was_clipped = self._may_be_skipped = False
         self._judge: Judge | None = None
@@ -111,7 +112,7 @@ class WatchedLoop:
     # --- hooks ---
 
     def _observe(self) -> None:
-        self.done, self._depth = False, 0
+        self.done, self._stepping = False, None
         self._started, self._spent = time.perf_counter(), self.seconds
         self._hooks = [Hook(self._before_step), Hook(self._after_step)]
         self._handles = [
@@ -151,9 +152,9 @@ class WatchedLoop:
         if self._is_idle:
             return
         self._may_be_skipped = False
-        self._depth += 1
-        if self._depth > 1:  # the optimizer of an optimizer, as ZeroRedundancyOptimizer has
+        if self._stepping not in (None, optimizer):  # one inside another, as in ZeroRedundancyOptimizer
             return
+        self._stepping = optimizer
         held = held_by(optimizer, self._model)
         if not held:
             self._other_steps += 1
@@ -164,11 +165,9 @@ class WatchedLoop:
             self._guard(lambda: self._begin(optimizer, held))
 
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        if self._is_idle:
+        if self._is_idle or optimizer is not self._stepping:
             return
-        self._depth = max(0, self._depth - 1)
-        if self._depth:
-            return
+        self._stepping = None
         self._calls.end_window()
         held = held_by(optimizer, self._model) if self._step is not None else {}
         if held:
