@@ -144,7 +144,7 @@ def _show(experiment: Experiment, missing: list[PlannedRun], total: int) -> None
 
     say(f"{experiment.question}\n{len(missing)} of {plural(total, 'run')}, in this order:")
     for planned in missing:
-        say(f"  {planned.title:24} {command_line(experiment, planned.cell)}")
+        say(f"  {planned.name:24} {command_line(experiment, planned.cell)}")
 
 
 def _run(current: Sweep, missing: list[PlannedRun], track: bool) -> int:
@@ -170,10 +170,10 @@ def _run(current: Sweep, missing: list[PlannedRun], track: bool) -> int:
 def _line(done: CompletedRun) -> str:
     if done.record is None or not done.finished:
         status = done.record.status if done.record else "no record"
-        return f"{done.planned.title}: {status}: {done.error or 'see its record'}"
+        return f"{done.planned.name}: {status}: {done.error or 'see its record'}"
     step = done.record.summary.get("step_ms")
     step_time = f"{step['median']:.3g} ms per step (IQR {step['iqr']:.2g}), " if step else ""
-    return f"{done.planned.title}: {step_time}{done.wall_s:.1f} s in total"
+    return f"{done.planned.name}: {step_time}{done.wall_s:.1f} s in total"
 
 
 def show_results(current: Sweep, *, track: bool) -> None:

@@ -34,13 +34,3 @@ def folder_name(name: str) -> str:
         return name
     checksum = zlib.crc32(name.encode("utf-8", "surrogatepass"))
     return f"{slug.lstrip('.')[: _MAX_FOLDER - 9]}-{checksum:08x}"
-
-
-def cell_title(name: str) -> str:
-    """A cell of a sweep, or a run of it, as one reads it: ``whole-virtual_2.r1`` -> ``whole on 2, run 1``."""
-    cell, _, round_number = name.rpartition(".r")
-    if not (cell and round_number.isdecimal()):
-        cell, round_number = name, ""
-    on = re.sub(r"-(?:virtual|devices)_(\w+)", r" on \1", cell)
-    parts = [part.replace("_", " ") for part in re.split(r"-(?=[a-z]+_)", on)]
-    return ", ".join([*parts, *([f"run {round_number}"] if round_number else [])])

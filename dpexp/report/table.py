@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 from dpexp.config.errors import plural
-from dpexp.config.names import cell_title
 from dpexp.record.figures import At, Figure, figures
 from dpexp.report import units
 from dpexp.report.compare import Cell, Comparison, Group
@@ -42,12 +41,12 @@ def labels(cells: Sequence[Cell]) -> list[str]:
 
 
 def _label(cell: Cell) -> str:
-    """The name of its first run; of a sweep's runs what their cells have in common, as one reads it."""
+    """The name of its first run; of a sweep's runs what the names of their cells have in common."""
     run = cell.first
     if not run.parent:
         return run.name or run.strategy
-    parts, *others = (cell_title(each.name.rpartition(".r")[0]).split(", ") for each in cell.runs)
-    return ", ".join(part for part in parts if all(part in other for other in others)) or run.name
+    parts, *others = (each.name.rpartition(".r")[0].split("-") for each in cell.runs)
+    return "-".join(part for part in parts if all(part in other for other in others)) or run.name
 
 
 def dates(cells: Sequence[Cell]) -> str:

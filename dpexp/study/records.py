@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from dpexp.config.names import cell_title
 from dpexp.config.strategy_options import REFERENCE
 from dpexp.record.record import Record, Row
 from dpexp.record.view import RecordView
@@ -26,11 +25,6 @@ class PlannedRun:
     def name(self) -> str:
         """``whole-8.r2``: the run's name, and its committed file's without ``.json``."""
         return f"{self.cell}.r{self.round}"
-
-    @property
-    def title(self) -> str:
-        """``whole on 2, run 1``: for screens."""
-        return cell_title(self.name)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ import pytest
 
 from dpexp.config import names
 from dpexp.config.errors import ConfigError
-from dpexp.config.names import cell_title
 from dpexp.config.run_config import RunConfig
 
 GOOD = ("dpexp", "a/b", "/Users/me@example.com/experiment", "5", "naïve 実験 💥", "x" * 250, "..a", "a b")
@@ -34,17 +33,3 @@ def test_every_name_is_fitted_to_a_good_one_and_has_a_folder_of_its_own() -> Non
     folders = {names.folder_name(name) for name in (*GOOD, *BAD)}
     assert len(folders) == len(GOOD + BAD)
     assert all(folder.isascii() and len(folder) <= 80 and folder[0] != "." for folder in folders)
-
-
-@pytest.mark.parametrize(
-    ("name", "title"),
-    [
-        ("whole-virtual_2.r1", "whole on 2, run 1"),
-        ("whole-virtual_2-batch_size_64", "whole on 2, batch size 64"),
-        ("whole-8.r12", "whole-8, run 12"),
-        ("single", "single"),
-        ("a.run", "a.run"),
-    ],
-)
-def test_a_cell_and_its_run_have_a_title_that_one_reads(name: str, title: str) -> None:
-    assert cell_title(name) == title
