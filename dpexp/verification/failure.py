@@ -25,15 +25,15 @@ class Failure:
 
 
 class SingleDeviceError(Exception):
-    """The single device cannot compute the step: in this type, say."""
+    """The single device cannot compute the step, in this type, say; or no layout computes the same."""
 
     def __init__(self, cause: Exception) -> None:
         super().__init__(str(cause))
         self.cause = cause
 
 
-class NotComparableError(SingleDeviceError):
-    """It computes the step, and no layout computes the same."""
+class NonfiniteError(RuntimeError):
+    """The loss of a single device is not finite, so that no layout can be compared with it."""
 
 
 class DiffersError(Exception):

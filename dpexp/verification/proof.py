@@ -30,7 +30,7 @@ from dpexp.training.optimizers import OptimizerFactory
 from dpexp.training.trainer import Trainer
 from dpexp.verification.alone import OwnGroupError
 from dpexp.verification.chunks import Chunks
-from dpexp.verification.compare import Difference, Limits
+from dpexp.verification.compare import Difference, Limits, magnitude
 from dpexp.verification.diagnosis.locate import Locator
 from dpexp.verification.failure import Failure, SingleDeviceError
 from dpexp.verification.gathered_outputs import gathered_outputs, scalars_of_replicas
@@ -45,7 +45,6 @@ from dpexp.verification.rounding import MARGIN, NARROWER, NEGLIGIBLE, mixed_prec
 from dpexp.verification.single_device import SingleDevice, in_dtype
 from dpexp.verification.state import State
 from dpexp.verification.take import NOT_COMPARABLE, Take
-from dpexp.verification.unreached import Unreached
 
 LayOut: TypeAlias = Callable[[nn.Module], Placed]
 
@@ -80,7 +79,7 @@ class Proof:
         finite.
         """
         with kept_globals(), scalars_of_replicas(), fewer_collections(self.model):
-            self._unreached, self._notes, self._narrowed = Unreached(), dict[str, None](), ""
+            self._trained, self._notes, self._narrowed = set[str](), dict[str, None](), ""
             try:
                 self._make_single_device()
                 self._lay_out()
@@ -196,7 +195,8 @@ class Proof:
             part = self.objective.weighted(batch.part(self.group.rows), self.group)
             seed_globals(((self._take.steps + 1) << 16) + self.group.dp_rank)
             failure = self._take.step(batch, part, context)
-            self._unreached.add(self._take.latest)
+            gradients = self._take.latest.gradients.items()
+            self._trained |= {n for n, each in gradients if n not in self._trained and magnitude(each) > 0}
             if failure:
                 return failure
         return None
@@ -329,7 +329,7 @@ class Proof:
             located = failure.text or Locator(take, failure, self.model).message()
             cause = f"in training mode, {located}" if training else located
         worst, trains = take.judge.of_all_ranks(), self.optimizer is not None
-        if trains and not cause and steps + training and not self._unreached.trained:
+        if trains and not cause and steps + training and not self._trained:
             self._note(
                 "no parameter had a gradient other than zero, so that a wrong layout would look the same"
             )
@@ -359,8 +359,13 @@ class Proof:
             cause,
             training,
             compared,
-            self._unreached.parameters(self.model) if trains else (),
+            self._unreached() if trains else (),
         )
+
+    def _unreached(self) -> list[str]:
+        """The parameters that are trained and never had a gradient that is not zero."""
+        named = self.model.named_parameters()
+        return [name for name, tensor in named if tensor.requires_grad and name not in self._trained]
 
     def _note(self, text: str) -> None:
         self._notes[text] = None

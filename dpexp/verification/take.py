@@ -47,8 +47,7 @@ from dpexp.verification.compare import (
     parts_of,
     relative_error,
 )
-from dpexp.verification.diagnosis.nonfinite import check_finite
-from dpexp.verification.failure import DiffersError, Failure, NotComparableError, SingleDeviceError
+from dpexp.verification.failure import DiffersError, Failure, NonfiniteError, SingleDeviceError
 from dpexp.verification.gathered_outputs import drop_scalars_apart, gathered_outputs
 from dpexp.verification.judge import Judge
 from dpexp.verification.mode import ALL_ROWS
@@ -150,17 +149,19 @@ class Take:
         self._threads = torch.get_num_threads()
         try:
             self._expected, self._buffers = self.single.step(state, batch, hooks=self.records)
-            if self.records:
-                check_finite(self._expected, batch, self.steps)
+            loss = self._expected.loss
+            if self.records and loss is not None and not math.isfinite(loss):
+                advice = ": try a smaller learning rate" if self.steps > 1 else ""
+                raise NonfiniteError(f"the loss of a single device is {loss} in step {self.steps}{advice}")
         except Exception as error:  # of any kind: it is the user's model
             raise SingleDeviceError(error) from error
         is_split = self.single.chunks.splits or self.group.size > 1
         self._drew, self._wrote = self.single.drew, self.single.wrote
         self.by_shards |= self._wrote.keys() if is_split else set()
         if self._drew and is_split and not self.single.mode.in_chunks:
-            raise NotComparableError(RuntimeError("it draws random numbers, and each shard draws its own"))
+            raise SingleDeviceError(RuntimeError("it draws random numbers, and each shard draws its own"))
         if is_split and self.single.mode.in_chunks and self.single.has_stored_loss:
-            raise NotComparableError(RuntimeError("its loss reads what the forward of one shard has stored"))
+            raise SingleDeviceError(RuntimeError("its loss reads what the forward of one shard has stored"))
         return None
 
     def computed(self, found: Step, part: Batch) -> Failure | None:
@@ -400,14 +401,11 @@ class Take:
     ) -> _T:
         """What another single device computes: on the layout's accelerator, which has kernels of its own.
 
-        On the host if an accelerator has no memory for it, or draws other random numbers.
+        On the host if it draws random numbers, of which an accelerator has others.
         """
         physical = [devices.physical(each) for each in self.layout.placed.devices]
         others = [] if draw is None or self._drew else [each for each in physical if each != devices.HOST]
-        try:
-            return compute(self.single.again(short, *others[:1]))
-        except torch.OutOfMemoryError:
-            return compute(self.single.again(short))
+        return compute(self.single.again(short, *others[:1]))
 
     def _compared(self, wanted: Tensors, found: Tensors) -> list[str]:
         """The buffers to compare: in chunks all that are known, else what no shard writes from its rows."""

@@ -2,6 +2,6 @@
 
 ``locate`` puts together what ``modules`` and ``gradients`` find in what the failed step has kept.
 ``joined_calls`` joins the outputs of all replicas and ranks, ``agreement`` makes one text of what the ranks
-find; ``patterns`` describes a difference; ``nonfinite`` explains a single device whose loss is NaN. The rest
-of ``verification`` imports it; it imports ``verification`` and what lies below. Start reading in ``locate``.
+find; ``patterns`` describes a difference. The rest of ``verification`` imports it; it imports
+``verification`` and what lies below. Start reading in ``locate``.
 """

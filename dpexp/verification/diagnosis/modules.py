@@ -5,13 +5,12 @@ a difference inside is by design, or has no effect, and what is surer is said be
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
-from typing import TypeAlias
 
 import torch
 
-from dpexp.verification.compare import relative_error, whole_error
+from dpexp.verification.compare import whole_error
 from dpexp.verification.diagnosis import patterns
 from dpexp.verification.diagnosis.agreement import Agreement
 from dpexp.verification.diagnosis.gradients import BESIDE
@@ -19,8 +18,6 @@ from dpexp.verification.diagnosis.joined_calls import Key, Outputs, joined_call,
 from dpexp.verification.failure import Failure
 from dpexp.verification.recorder import Calls, widened
 from dpexp.verification.take import Take
-
-Error: TypeAlias = Callable[[torch.Tensor, torch.Tensor], float]
 
 
 class FirstModule:
@@ -33,25 +30,24 @@ class FirstModule:
         self._limit = max(min(failure.worst.limit, error / 2), BESIDE * min(1.0, error))
 
     def text(self) -> str:
-        """The first module in forward order whose output differs: as a whole, or else in a part."""
+        """The first module in forward order whose output differs."""
         calls = self.failure.found.calls
         by_rank = self._ranks.all_gather(lambda: local_calls(calls) if self._has_rows() else {})
-        for error in (whole_error, _error_of_parts):
-            wrong, right = self._judged_modules(by_rank, error)
-            sure = [number for number, name in wrong.items() if not _around(name) & right]
-            if wrong:
-                key, found, wanted = next(islice(self._outputs(by_rank), (sure or [*wrong])[0], None))
-                text = self._describe_module(key, by_rank, found, wanted, error)
-                self.is_sure = bool(sure)
-                return text if sure else f"{text} (that of a module around it is right)"
-        return ""
+        wrong, right = self._judged_modules(by_rank)
+        if not wrong:
+            return ""
+        sure = [number for number, name in wrong.items() if not _around(name) & right]
+        key, found, wanted = next(islice(self._outputs(by_rank), (sure or [*wrong])[0], None))
+        text = self._describe_module(key, by_rank, found, wanted)
+        self.is_sure = bool(sure)
+        return text if sure else f"{text} (that of a module around it is right)"
 
-    def _judged_modules(self, by_rank: Sequence[Calls], error: Error) -> tuple[dict[int, str], set[str]]:
+    def _judged_modules(self, by_rank: Sequence[Calls]) -> tuple[dict[int, str], set[str]]:
         """The numbers and names of calls whose outputs differ, and the modules with none of these."""
         called, wrong = set[str](), dict[int, str]()
         for number, (key, found, wanted) in enumerate(self._outputs(by_rank)):
             called.add(key[0])
-            if any(error(*pair) > self._limit for pair in zip(found, wanted, strict=True)):
+            if any(whole_error(*pair) > self._limit for pair in zip(found, wanted, strict=True)):
                 wrong[number] = key[0]
         return wrong, called - set(wrong.values())
 
@@ -80,14 +76,12 @@ class FirstModule:
         """The module itself, then the wrappers around it, from the innermost on."""
         return sorted({key for calls in by_rank for key in calls if key[0] == name}, key=lambda key: -key[1])
 
-    def _describe_module(
-        self, key: Key, by_rank: Sequence[Calls], found: Outputs, wanted: Outputs, error: Error
-    ) -> str:
+    def _describe_module(self, key: Key, by_rank: Sequence[Calls], found: Outputs, wanted: Outputs) -> str:
         is_wrapper = key != self._levels(by_rank, key[0])[0]
         module = f"module '{key[0]}'" if key[0] else "the model itself"
         where = f"the wrapper around {module}, whose own output is right" if is_wrapper else module
         pairs = zip(found, wanted, strict=True)
-        pair = next((f, w) for f, w in pairs if error(f, w) > self._limit)
+        pair = next((f, w) for f, w in pairs if whole_error(f, w) > self._limit)
         text = patterns.of_rows(_wide(pair[0]), _wide(pair[1]), self.group.size)
         return f"the first output in forward order that differs is of {where}{text and f': {text}'}"
 
@@ -101,7 +95,3 @@ def _around(name: str) -> set[str]:
 def _wide(tensor: torch.Tensor) -> torch.Tensor:
     wide = widened(tensor)
     return wide if wide.is_floating_point() or wide.is_complex() else wide.double()
-
-
-def _error_of_parts(found: torch.Tensor, expected: torch.Tensor) -> float:
-    return relative_error({"": found}, {"": expected})
