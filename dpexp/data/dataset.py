@@ -59,10 +59,6 @@ class Samples:
         found = map(self.fetch, numbers)
         return apart(found, epoch_seed(seed, epoch)) if self.draws else found
 
-    def note(self, batch_size: int) -> str:
-        """What of the options is not used: nothing."""
-        return ""
-
 
 @dataclass(eq=False, repr=False)
 class Dataset:

@@ -89,12 +89,6 @@ class Stream:
         last = counts.pop(self._rows[-1])
         return {**counts, self._rows[-1]: last}
 
-    def note(self, batch_size: int) -> str:
-        """What of the options is not used; empty where all is."""
-        if self._rows[0] == batch_size:
-            return ""
-        return f"batches are those of the data, of {plural(self._rows[0], 'row')}: --batch-size is not used"
-
 
 def _parts(source: Any) -> list[Any]:
     """What may have a generator or an epoch of its own: a loader, its data set and its samplers."""

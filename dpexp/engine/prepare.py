@@ -15,7 +15,7 @@ from dpexp.config.process import cores
 from dpexp.config.run_config import RunConfig
 from dpexp.data import registry as data
 from dpexp.data.base import Source
-from dpexp.data.dataset import Dataset
+from dpexp.data.dataset import Dataset, Samples
 from dpexp.data.rng import generator, kept_globals, seed_globals
 from dpexp.distributed.devices import DeviceRequest
 from dpexp.distributed.group import ProcessGroup
@@ -88,9 +88,17 @@ def prepare(
     tensors.cast_module(model, dtype)
     if one_batch:
         try_one_batch(prepared)
-        notes = (source.note, dataset.epochs.note(config.batch_size), cache_note, untouched_note)
+        notes = (source.note, _unused_size(dataset, config.batch_size), cache_note, untouched_note)
         prepared.note = "; ".join(filter(None, notes))
     return prepared
+
+
+def _unused_size(dataset: Dataset, batch_size: int) -> str:
+    """That the data has batches of its own; empty where ``--batch-size`` decides."""
+    first = next(iter(dataset.epochs.rows(batch_size)))
+    if isinstance(dataset.epochs, Samples) or first == batch_size:
+        return ""
+    return f"batches are those of the data, of {plural(first, 'row')}: --batch-size is not used"
 
 
 def _schedule(config: RunConfig, dataset: Dataset) -> Schedule:

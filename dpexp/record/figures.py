@@ -25,7 +25,6 @@ class At(Flag):
     TERMINAL = auto()  # the head of a run's report, and so of its page and of MLflow's note
     SUMMARY = auto()  # the summary of the Record
     METRIC = auto()  # a single metric of MLflow, by which runs are compared there
-    COLUMN = auto()  # a single metric that is a column of MLflow's list of runs, too
     LIST = auto()  # runs.py list
     TABLE = auto()  # the table of a comparison
     ROWS = auto()  # the CSV of a comparison
@@ -102,28 +101,28 @@ def _nonfinite(view: RecordView) -> dict[str, dict[str, int]]:
 
 
 _SHOWN, _SINGLE = At.SUMMARY | At.ROWS, At.SUMMARY | At.METRIC
-_RATE, _STEP = _SHOWN | At.TERMINAL, _SHOWN | At.COLUMN | At.LIST | At.TABLE
+_RATE, _STEP = _SHOWN | At.TERMINAL, _SHOWN | At.METRIC | At.LIST | At.TABLE
 FIGURES = (
     Figure("step_ms", "step", "ms", lambda view: view.usual_times, _STEP, is_sampled=True),
     Figure("steps", "steps", "", lambda view: len(view.usual_times), At.ROWS, of_runs=sum),
-    Figure("samples_per_s", "samples/s", "", lambda view: view.samples_per_s, _RATE | At.COLUMN | At.TABLE),
+    Figure("samples_per_s", "samples/s", "", lambda view: view.samples_per_s, _RATE | At.METRIC | At.TABLE),
     Figure("wall_samples_per_s", "samples/s by wall clock", "", lambda view: view.wall_samples_per_s, _RATE),
-    Figure("speed_up", "speed-up [95%]", "x", _of_two_runs, At.COLUMN | At.TABLE | At.ROWS),
+    Figure("speed_up", "speed-up [95%]", "x", _of_two_runs, At.METRIC | At.TABLE | At.ROWS),
     Figure("efficiency", "efficiency", "share", _of_two_runs, At.TABLE),
     Figure("loss", "loss", "", lambda view: view.losses, At.TERMINAL, is_sampled=True),
     Figure("metrics", "metrics", "", lambda view: view.metrics, At.TERMINAL | At.TABLE | At.ROWS),
     Figure("phases_ms", "phases", "ms", lambda view: view.phase_medians, At.SUMMARY),
     Figure("phase_coverage", "phases cover", "share", lambda view: view.phase_coverage, _SINGLE),
-    Figure("bytes_moved", "moved a step", "B", lambda view: view.bytes_moved, At.COLUMN, digits=0,
+    Figure("bytes_moved", "moved a step", "B", lambda view: view.bytes_moved, At.METRIC, digits=0,
            of_runs=largest),
     Figure("peak_bytes", "peak memory", "B", lambda view: view.record.memory, At.TABLE | At.ROWS,
            of_runs=largest),
-    Figure("peak_MB", "peak memory", "MB", _peak_mb, At.COLUMN),
+    Figure("peak_MB", "peak memory", "MB", _peak_mb, At.METRIC),
     Figure("memory_bytes", "memory", "B", lambda view: view.memory_bytes, At.SUMMARY),
     Figure("flops", "FLOPs", "FLOP", lambda view: view.flops, At.SUMMARY),
     Figure("flops_per_s", "FLOP/s", "FLOP/s", lambda view: view.flops_per_s, _SHOWN | At.METRIC),
     Figure("tokens_per_s", "tokens/s", "", lambda view: view.tokens_per_s, _SINGLE),
-    Figure("max_error", "largest error", "error", lambda view: view.errors, At.COLUMN, digits=2,
+    Figure("max_error", "largest error", "error", lambda view: view.errors, At.METRIC, digits=2,
            of_runs=largest),
     Figure("gradient_error", "gradient error", "error", lambda view: view.errors.get("gradient_error"),
            At.TABLE | At.ROWS, of_runs=largest),

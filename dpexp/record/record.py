@@ -122,8 +122,7 @@ class Record:
     def apply(self, entry: Mapping[str, Any]) -> None:
         """Apply one entry of a journal; keys that a Record does not have are ignored.
 
-        A line of an earlier version holds several operations, and rows that ``_unpacked`` explains. Raises
-        JournalError for an entry of a newer schema.
+        Raises JournalError for an entry of a newer schema.
         """
         for key, length in entry.get("cut", {}).items():
             parent, name = self._locate(key)
@@ -132,8 +131,7 @@ class Record:
             if key == "schema":
                 check_schema(value, "journal")
             parent, name = self._locate(key)
-            is_packed = key in ("shapes", "device_map") and isinstance(value, dict)
-            parent[name] = _unpacked(value) if is_packed else value
+            parent[name] = value
         for key, values in entry.get("extend", {}).items():
             parent, name = self._locate(key)
             parent.setdefault(name, []).extend(values)
@@ -209,19 +207,6 @@ def check_schema(schema: object, what: str) -> None:
             f"the {what} was written by a newer dpexp: its schema is {schema} and this dpexp reads up to "
             f"{SCHEMA}. Install dpexp {schema}.0 or newer to read it"
         )
-
-
-def _unpacked(packed: Row) -> list[Row]:
-    """Rows as journals of earlier versions have them: those of a call once, then where it occurs.
-
-    ``batches`` are (batch, index in modules), ``modules`` lists of (module, index in calls).
-    """
-    return [
-        {**({} if batch is None else {"batch": batch}), "module": module, **row}
-        for batch, modules in packed["batches"]
-        for module, call in packed["modules"][modules]
-        for row in packed["calls"][call]
-    ]
 
 
 def _json(value: Any) -> str:

@@ -119,13 +119,13 @@ def _replicated(record: Record, call: Call) -> Iterator[Move]:
 def _between_ranks(record: Record, group: Batches) -> Iterator[Move]:
     """The collectives that were counted: pieces to their rank, of others all to the next one of a ring.
 
-    Older Records have those of the largest batch. DistributedDataParallel times its all-reduce by itself.
+    DistributedDataParallel times its all-reduce by itself.
     """
     ring = [rank["device"] for rank in record.devices["ranks"]]
     for row in record.summary["collectives"]:
-        if "batch" in row and row["batch"] not in group.numbers:
+        if row["batch"] not in group.numbers:
             continue
-        phase = row.get("phase", "backward" if row["backward"] else "forward")
+        phase = row["phase"]
         if (row["what"], phase) == ("all-reduce", "backward") and "allreduce" in record.phases:
             phase = "allreduce"
         target = row.get("to", (row["rank"] + 1) % len(ring))

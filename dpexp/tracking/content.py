@@ -77,7 +77,7 @@ def valid_key(key: str) -> str:
 def summary_metrics(record: Record | RecordView) -> dict[str, float]:
     """The single metrics: figures, and the medians of the longest phases, rounded."""
     view = RecordView.of(record)
-    single = {figure.name: figure.rounded(view) for figure in figures(At.METRIC | At.COLUMN)}
+    single = {figure.name: figure.rounded(view) for figure in figures(At.METRIC)}
     known = {name: float(value) for name, value in single.items() if value is not None}
     longest = sorted(view.phase_medians.items(), key=lambda phase: phase[1], reverse=True)[:MOST_PHASES]
     return known | {valid_key(f"phases_ms/{name}"): rounded(median) for name, median in longest}

@@ -30,7 +30,7 @@ from dpexp.record.journal import COMPARISON, JOURNAL, RECORD, RUN_ID, JournalRea
 from dpexp.record.record import NOT_OF_DPEXP, Record, Row, finish
 from dpexp.record.redact import redact
 from dpexp.record.view import RecordView
-from dpexp.tracking import columns, content, ledger
+from dpexp.tracking import content, ledger
 from dpexp.tracking.content import Point
 from dpexp.tracking.ledger import Delivery, Entry
 from dpexp.tracking.store import Store, StoreError, short_message
@@ -257,7 +257,6 @@ class Upload:
         self._log_points([*single, *self._speed_ups(record)])
         self._write_config(view)
         problem = self._write_artifacts(view)
-        client.set_experiment_tag(experiment, columns.VIEW_TAG, columns.VIEW_STATE)
         client.set_terminated(run_id, record.status.upper(), content.to_epoch_ms(record.ended))
         if (kept := self._find(experiment)) is not None and kept.info.run_id != run_id:
             return Upload(self.store, self.folder).complete()  # another machine's run stays

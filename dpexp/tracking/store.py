@@ -14,7 +14,6 @@ import functools
 import logging
 import os
 import re
-import shlex
 import sqlite3
 import warnings
 from dataclasses import dataclass
@@ -126,7 +125,10 @@ class Store:
 
         if self.file is not None:
             create_file(self.file, self.artifacts)
-        return MlflowClient(self.uri)
+        try:
+            return MlflowClient(self.uri)
+        except Exception as error:  # MLflow's or SQLAlchemy's: the schema is that of another version
+            raise StoreError(f"the store {self.name} cannot be used: {short_message(error)}") from error
 
     def experiment_id(self, name: str) -> str:
         """The experiment of this name, created if absent. Raises StoreError for a deleted one."""
@@ -203,7 +205,7 @@ def create_file(path: Path, artifacts: Path) -> None:
             with FileLock(path.with_name(f"{path.name}.lock"), timeout=LOCK_TIMEOUT_S):
                 if not _exists(path):
                     _build(path, artifacts)
-        _check_schema(path)
+        _check_format(path)
     except StoreError:
         raise
     except Exception as error:  # MLflow's, SQLAlchemy's, SQLite's or the system's
@@ -239,28 +241,7 @@ def _build(path: Path, artifacts: Path) -> None:
     os.replace(building, path)
 
 
-def _check_schema(path: Path) -> None:
-    """Raises StoreError unless the store has the schema of the installed MLflow."""
-    import mlflow
-
+def _check_format(path: Path) -> None:
+    """Raises sqlite3.Error for another file, with which MLflow would try for minutes."""
     with contextlib.closing(sqlite3.connect(path, timeout=1.0)) as connection:
-        (found,) = connection.execute("SELECT version_num FROM alembic_version").fetchone()
-    newest, known = _schemas()
-    if found in newest:
-        return
-    than = f"MLflow (schema {found}) than the installed {mlflow.__version__}"
-    if found in known:
-        address = shlex.quote(f"sqlite:///{path}")
-        how = f"back it up, then run: mlflow db upgrade {address}"
-        raise StoreError(f"the store {path} was written by an older {than}: {how}")
-    raise StoreError(f"the store {path} was written by a newer {than}: update mlflow, or name another store")
-
-
-@functools.cache
-def _schemas() -> tuple[set[str], set[str]]:
-    """The newest Alembic revisions of the installed MLflow, and all; it reads a file for each."""
-    import mlflow
-    from alembic.script import ScriptDirectory
-
-    migrations = ScriptDirectory(str(Path(mlflow.__file__).parent / "store" / "db_migrations"))
-    return set(migrations.get_heads()), {each.revision for each in migrations.walk_revisions()}
+        connection.execute("SELECT version_num FROM alembic_version")

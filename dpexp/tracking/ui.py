@@ -19,7 +19,6 @@ from dpexp.config.printable import printable_line
 from dpexp.config.process import end_with_parent
 from dpexp.record.files import PRIVATE_UMASK
 from dpexp.record.redact import redact
-from dpexp.tracking import columns
 from dpexp.tracking.store import CLIENT_DEFAULTS, Store, StoreError
 
 OPEN_BY_DEFAULT = ("localhost", "127.0.0.1", "0.0.0.0")
@@ -30,16 +29,12 @@ _WITHOUT_PROXY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 def links(store: Store, base: str) -> list[tuple[str, str]]:
-    """(experiment, link to its runs at this address), the last used first, with the columns of dpexp's view.
-
-    MLflow's Default only if there is no other.
-    """
+    """(experiment, link to its runs at this address), the last used first; Default where it is alone."""
     found = store.client.search_experiments(max_results=20, order_by=["last_update_time DESC"])
     used = [each for each in found if each.experiment_id != DEFAULT_EXPERIMENT] or found
-    views = [f"&viewStateShareKey={columns.VIEW}" if columns.VIEW_TAG in each.tags else "" for each in used]
     return [
-        (each.name, f"{base}/#/experiments/{each.experiment_id}/runs?workflowType=machine_learning{view}")
-        for each, view in zip(used, views, strict=True)
+        (each.name, f"{base}/#/experiments/{each.experiment_id}/runs?workflowType=machine_learning")
+        for each in used
     ]
 
 

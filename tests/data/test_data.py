@@ -122,15 +122,6 @@ def test_target_of_each_byte_is_the_next_byte(tmp_path: Path) -> None:
         assert each.inputs[0].dtype is torch.int64
 
 
-def test_large_file_is_mapped_and_not_read(tmp_path: Path) -> None:
-    path = tmp_path / "huge.txt"
-    with open(path, "wb") as file:
-        file.truncate(64 << 30)  # sparse: 64 GiB that use no disk space
-    dataset = ready(f"text:length=10000,path={path}", "embedding")
-    assert dataset.epochs.samples == ((64 << 30) - 1) // 10000
-    assert next(dataset.batches(30)).inputs[0].shape == (30, 10000)
-
-
 # --- synthetic samples ---------------------------------------------------------------------------
 
 

@@ -74,33 +74,3 @@ def test_a_loss_is_or_is_not_that_of_its_halves(
     assert (found == "") == is_split, found
     assert is_split or "is not a mean over rows. For a sum give --reduction sum" in found
     assert not objective.is_inside, "the objective of the run does not change"
-
-
-def test_a_loss_that_counts_its_calls_is_that_of_its_halves() -> None:
-    calls: list[int] = []
-
-    class Counting:
-        def __init__(self) -> None:
-            self.calls = 0
-
-        def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
-            self.calls += 1
-            calls.append(self.calls)
-            return functional.mse_loss(outputs, targets) * self.calls
-
-    objective = Objective(LINEAR, loss=Counting())
-    assert no_mean_over_rows(LINEAR, objective, Batch((X,), VALUES, ROWS, ROWS)) == ""
-    assert calls == [1, 1, 1]
-
-
-def test_a_loss_that_reads_what_the_forward_has_stored_is_that_of_its_halves() -> None:
-    class Stored(nn.Linear):
-        def forward(self, inputs: Tensor) -> Tensor:
-            self.penalty = inputs.square().mean()
-            return super().forward(inputs)
-
-        def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-            return functional.mse_loss(outputs, targets) + self.penalty
-
-    model = Stored(LINEAR.in_features, LINEAR.out_features)
-    assert no_mean_over_rows(model, Objective(model), Batch((X,), VALUES, ROWS, ROWS)) == ""

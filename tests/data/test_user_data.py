@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Iterator
-from itertools import chain, count
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -118,13 +118,6 @@ def test_a_loader_is_iterated_as_it_was_written() -> None:
     assert [[value - 1 for value in batch] for batch in epoch(OwnBatches(own))] == epoch(DataLoader(ROWS, 10))
 
 
-def test_samples_are_shuffled_by_the_seed_and_taken_once() -> None:
-    first, second = epoch(ROWS, 0), epoch(ROWS, 1)
-    assert [len(batch) for batch in first] == [7, 7, 7, 3]
-    assert sorted(chain.from_iterable(first)) == sorted(chain.from_iterable(second)) == [*range(COUNT)]
-    assert first != second
-
-
 @pytest.mark.parametrize(
     "data",
     [
@@ -180,9 +173,6 @@ def test_the_rows_of_an_epoch_are_known_before_it(data: Any, rows: dict[int, int
     (epochs,) = source(data).parts
     assert epochs.rows(30) == rows
     assert [*epochs.rows(30)] == [*rows]
-    first = next(iter(rows))
-    assert epochs.note(30) == f"batches are those of the data, of {first} rows: --batch-size is not used"
-    assert epochs.note(first) == ""
 
 
 @pytest.mark.parametrize("data", [DataLoader(Noisy(), 7), DataLoader(ROWS, batch_sampler=Buckets()), batches])

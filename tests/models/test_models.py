@@ -15,7 +15,6 @@ from dpexp.config.factories import find
 from dpexp.config.features import PADDING, Features
 from dpexp.data.batch import Batch
 from dpexp.data.dataset import Dataset
-from dpexp.models.images import ABSENT, PRESENT, CapsNet, squash
 from dpexp.models.registry import MODELS
 from dpexp.tensors import shapes
 
@@ -166,46 +165,6 @@ def test_step_does_not_depend_on_later_steps(name: str) -> None:
 def test_error_for_a_long_sequence_names_the_number_of_positions() -> None:
     with pytest.raises(ValueError, match="sequences of 13 steps, but positions for 12: length=13"):
         built("transformer")(torch.randn(1, 13, 8))
-
-
-# --- capsules ------------------------------------------------------------------------------------
-
-
-def test_squash_keeps_the_direction_and_bounds_the_length() -> None:
-    capsules = torch.tensor([[3.0, 4.0], [0.03, 0.04], [0.0, 0.0]], requires_grad=True)
-    squashed = squash(capsules)
-    assert torch.allclose(squashed.norm(dim=1), torch.tensor([25 / 26, 0.0025 / 1.0025, 0.0]))
-    assert torch.allclose(squashed[0] / squashed[0].norm(), torch.tensor([0.6, 0.8]))
-    squashed.sum().backward()  # type: ignore[no-untyped-call]
-    assert capsules.grad is not None
-    assert capsules.grad.isfinite().all()
-
-
-def test_margin_loss_is_that_of_the_paper() -> None:
-    model = built("capsnet:out=3")
-    assert isinstance(model, CapsNet)
-    lengths, classes = torch.tensor([[0.95, 0.3, 0.05], [0.2, 0.2, 0.2]]), torch.tensor([0, 2])
-    first_row = 0.5 * (0.3 - ABSENT) ** 2
-    second_row = (PRESENT - 0.2) ** 2 + 2 * 0.5 * (0.2 - ABSENT) ** 2
-    assert model.loss(lengths, classes).item() == pytest.approx((first_row + second_row) / 2)
-
-
-def test_routing_strengthens_the_class_on_which_capsules_agree() -> None:
-    """Two capsules predict class 0 alike and class 1 oppositely: routing strengthens class 0."""
-    one, three = (built(f"capsnet:out=2,routing={rounds}") for rounds in (1, 3))
-    predictions = torch.zeros(2, 2, 16, 8)
-    predictions[:, 0, 0, 0] = 1.0
-    predictions[0, 1, 0, 0], predictions[1, 1, 0, 0] = 1.0, -1.0
-    below = torch.zeros(1, 2, 8)
-    below[..., 0] = 1.0
-    lengths = []
-    for model in (one, three):
-        assert isinstance(model, CapsNet)
-        model.classes.weight = nn.Parameter(predictions)
-        lengths.append(model.classes(below).norm(dim=2)[0].tolist())
-    assert lengths[0][0] == pytest.approx(0.5)  # both give half of 1: a sum of 1, squashed
-    assert lengths[1][0] > lengths[0][0]
-    assert lengths[1][1] < 1e-6
 
 
 # --- options from the data -----------------------------------------------------------------------

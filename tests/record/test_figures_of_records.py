@@ -53,7 +53,7 @@ def test_a_figure_is_one_number_wherever_it_is_shown(kind: str, dpexp_home: Path
     for screen, shown in screens.items():
         assert shown == pytest.approx({name: known[name] for name in shown}), screen
         assert shown, screen
-    digits = {figure.name: figure.digits for figure in figures(At.METRIC | At.COLUMN)}
+    digits = {figure.name: figure.digits for figure in figures(At.METRIC)}
     metrics = content.summary_metrics(record)
     assert {"step_ms", "samples_per_s", "phase_coverage", "bytes_moved", "peak_MB"} <= metrics.keys()
     for name, number in metrics.items():
@@ -65,7 +65,7 @@ def test_every_figure_is_shown_somewhere_under_a_name_of_its_own() -> None:
     assert len(names) == len(FIGURES) > 15
     assert all(figure.at for figure in FIGURES)
     assert all(figures(at) for at in At)
-    assert {figure.name for figure in figures(At.COLUMN | At.METRIC | At.ROWS)} <= METRICS.keys()
+    assert {figure.name for figure in figures(At.METRIC | At.ROWS)} <= METRICS.keys()
 
 
 def test_the_largest_of_errors_hides_no_nan() -> None:

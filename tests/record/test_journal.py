@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import journals
-import needs
 import pytest
 from command_lines import ROOT
 
@@ -153,33 +152,6 @@ def test_a_journal_is_open_until_its_writer_dies_whatever_it_has_forked(runs: Pa
     writer.communicate()
 
 
-FULL_DISK = """
-import sys, journals
-from pathlib import Path
-from dpexp.record.record import finish
-from dpexp.record.files import JournalError
-home = Path(sys.argv[1])
-journal = journals.begin(home / "runs", "full")
-try:
-    for first in range(0, 10**6, 200):
-        journals.step(journal, first, 200)
-except JournalError as error:
-    print(error)
-journal.set(status="failed", ended="2026-01-01T00:00:00+00:00", error={"message": "full"})
-journal.close()
-record = finish(journal.path)
-print(record.status, len(record.steps["loss"]) % 200, len(record.steps["loss"]) > 1000, record.damage)
-"""
-
-
-def test_a_full_disk_ends_the_run_cleanly_and_keeps_the_written_lines(dpexp_home: Path) -> None:
-    before = needs.disk(dpexp_home, "size=512k")
-    output = in_process(FULL_DISK, dpexp_home, before=before).communicate()[0].splitlines()
-    assert "No space left on device" in output[0]
-    assert "lines are safe" in output[0]
-    assert output[1] == "failed 0 True ['record.json could not be written: No space left on device']"
-
-
 def test_a_run_that_cannot_begin_leaves_no_folder(dpexp_home: Path) -> None:
     """A limit on the size of files, as a full disk, lets small ones be written."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -266,27 +238,6 @@ def test_a_record_that_is_older_than_its_journal_or_broken_is_not_read(runs: Pat
     assert Record.load(folder).status == "finished"
     (folder / RECORD).write_text('{"run_id": "a", ')
     assert Record.load(folder).status == "finished"
-
-
-def test_a_journal_of_an_earlier_version_is_read(runs: Path) -> None:
-    """Its lines hold several operations, numbers, lengths and checksums, and each row of a call once."""
-    path = journals.complete(runs)
-    record = Record.load(path.parent)
-    lines = [json.loads(line) for line in path.read_bytes().splitlines()]
-    lines[0]["set"]["origin"] = "a key that Records do not have"
-    packed = {"batch": 0, "scope": "replica", "replica": 0, "device": "cpu:0", "bytes": {}}
-    calls = [[{key: packed[key] for key in packed if key != "batch"}]]
-    shapes = {"calls": calls, "modules": [[["", 0], ["a", 0]]], "batches": [[0, 0], [1, 0]]}
-    lines[1]["set"]["shapes"] = shapes
-    lines[2:4] = [lines[2] | {"set": {"memory": {"cpu": 1}}, "extend": {"steps.loss": [1.0] * 50}}]
-    earlier = [line | {"seq": number, "from": {}, "crc": "8d3f01aa"} for number, line in enumerate(lines)]
-    path.write_text("".join(json.dumps(line) + "\n" for line in earlier))
-    found = Record.load(path.parent)
-    assert found.shapes == [
-        packed | {"module": name, "batch": batch} for batch in (0, 1) for name in ("", "a")
-    ]
-    assert (len(found.steps["loss"]), found.damage) == (100, [])
-    assert (found.memory, found.phases, found.config) == (record.memory, record.phases, record.config)
 
 
 def test_a_run_that_begins_again_has_what_it_records_after(runs: Path) -> None:

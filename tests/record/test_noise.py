@@ -4,7 +4,7 @@ import random
 import re
 
 import pytest
-from record_factory import EPOCH, PHASES, hybrid, time_phases, whole
+from record_factory import PHASES, hybrid, time_phases, whole
 
 from dpexp import report
 from dpexp.record.figures import summarize
@@ -62,13 +62,6 @@ def test_a_run_with_a_few_interruptions_is_judged_and_they_are_named() -> None:
     assert "cannot be judged" not in [found.name for found in findings_of(record)]
 
 
-def test_a_slow_start_is_not_noise() -> None:
-    """The median leaves it out, and the finding on it says what to do."""
-    record = timed([50.0] * 4 + [1.0, 1.01] * 30)
-    assert RecordView(record).noise is None
-    assert "--warmup 26" in "".join(found.advice for found in findings_of(record))
-
-
 @pytest.mark.parametrize(
     ("times", "why"),
     [
@@ -95,19 +88,6 @@ def test_a_noisy_run_is_said_to_be_one_first_and_nothing_is_built_on_it(times: l
     assert "% of" not in report.note(record).partition("Where a step goes")[2].partition("###")[0]
 
 
-def test_findings_that_need_no_times_stay() -> None:
-    record = whole(8, execution="passthrough")
-    record.steps["time_ms"] = [
-        ms * (1 + 9 * (number % 11 < 5)) for number, ms in enumerate(record.steps["time_ms"])
-    ]
-    summarize(record)
-    assert [found.name for found in findings_of(record)] == [
-        "cannot be judged",
-        "no device to split over",
-        "idle devices",
-    ]
-
-
 def test_a_noisy_pass_of_phases_leaves_the_steps_as_they_are() -> None:
     record = hybrid(sparse=True)
     record.timeline, record.phases = [], {}
@@ -132,13 +112,3 @@ def test_the_rate_by_wall_clock_is_that_of_all_rows() -> None:
     del record.steps["wall_ms"]  # of an earlier version
     assert RecordView(record).wall_samples_per_s is None
     assert "by wall clock" not in report.summary(record)
-
-
-def test_noise_never_adds_lines_to_a_summary() -> None:
-    rng = random.Random(1)
-    quiet = report.summary(whole(8, batches=EPOCH), width=80).splitlines()
-    for _ in range(10):
-        record = whole(8, batches=EPOCH)
-        record.steps["time_ms"] = [ms * rng.paretovariate(0.4) for ms in record.steps["time_ms"]]
-        assert RecordView(record).noise is not None
-        assert len(report.summary(record, width=80).splitlines()) <= len(quiet) + 4

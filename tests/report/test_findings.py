@@ -3,12 +3,10 @@
 import itertools
 import math
 import random
-from pathlib import Path
 from typing import Any
 
 import pytest
 from command_lines import ROOT
-from launching import run
 from record_factory import PHASES, hybrid, shape_row, timeline_row, whole
 
 from dpexp.record.figures import summarize
@@ -162,36 +160,7 @@ def test_an_exposed_allreduce_is_found() -> None:
     assert name not in texts(ddp_run([10.0, 10.0], allreduce_ms=6.0, overlap_ms=5.5))
 
 
-def test_a_slow_rank_is_found_in_a_real_run(tmp_path: Path) -> None:
-    (tmp_path / "slow.py").write_text(
-        "import os, time, torch\n"
-        "class Slow(torch.nn.Linear):\n"
-        "    def example(self, samples, generator):\n"
-        "        return torch.randn(samples, 5, generator=generator), torch.zeros(samples, 2)\n"
-        "    def forward(self, x):\n"
-        "        time.sleep(0.2 if os.environ.get('RANK') == '1' else 0.01)\n"
-        "        return super().forward(x)\n"
-        "def make():\n"
-        "    return Slow(5, 2)\n"
-    )
-    options = ("--model", f"{tmp_path}/slow.py:make", "--steps", "2", "--warmup", "0", "--phase-steps", "3")
-    done = run("ddp", "--devices", "3", *options)
-    assert done.returncode == 0, done.stderr
-    assert "Rank 1 (cpu:1 on host" in done.stdout
-    assert "is the straggler" in done.stdout
-
-
 # --- steadiness ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("spread", [0.02, 0.1])
-@pytest.mark.parametrize("correlation", [0.0, 0.5, 0.9])
-@pytest.mark.parametrize("count", [20, 75, 300])
-def test_at_most_one_of_twenty_steady_runs_is_found_unsteady(
-    count: int, correlation: float, spread: float
-) -> None:
-    runs = [texts(timed(noisy(count, seed, spread, correlation))) for seed in range(40)]
-    assert sum("unsteady steps" in found for found in runs) <= 2
 
 
 @pytest.mark.parametrize("count", [40, 300])
@@ -202,12 +171,3 @@ def test_slow_first_steps_are_found_and_need_a_longer_warmup(slow: int, count: i
         found = texts(timed([factor * ms for ms in times[:slow]] + times[slow:]))["unsteady steps"]
         assert found.startswith(f"The first {slow} steps take ")
         assert found.endswith(f"--warmup {max(20, 10 + 4 * slow)}.")
-
-
-def test_single_slow_steps_that_hold_most_of_the_time_are_interruptions() -> None:
-    times = noisy(100, seed=2)
-    for number in (17, 45, 80):
-        times[number] *= 50
-    found = texts(timed(times))["unsteady steps"]
-    assert found.startswith("The run was interrupted: 3 of 100 steps hold 61% of the time.")
-    assert "unsteady steps" not in texts(timed([*times[:17], *times[46:]]))

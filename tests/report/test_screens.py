@@ -1,10 +1,7 @@
 """The screens of a run: terminal, MLflow's note and notebook show the same, each in its own way."""
 
 import html
-import importlib
-import inspect
 import os
-import pkgutil
 import re
 import subprocess
 import sys
@@ -89,13 +86,6 @@ def test_a_terminal_gets_colour_and_text_of_its_width() -> None:
 
 
 # --- what is imported ----------------------------------------------------------------------------
-
-
-def test_public_functions_stay_functions_after_every_submodule_was_imported() -> None:
-    """A submodule of the same name would replace the function as soon as it is imported."""
-    for module in pkgutil.iter_modules(report.__path__):
-        importlib.import_module(f"dpexp.report.{module.name}")
-    assert all(inspect.isfunction(getattr(report, name)) for name in report.__all__)
 
 
 def test_texts_need_no_matplotlib_and_figures_neither_torch_nor_mlflow() -> None:

@@ -120,26 +120,6 @@ def only_local_requests(visit: Visit) -> Iterator[None]:
     assert hosts <= {None, "127.0.0.1"}, visit.requests
 
 
-def test_the_printed_link_lands_on_the_runs(visit: Visit) -> None:
-    visit.runs()
-    expect(visit.page.get_by_role("link", name="overlap")).to_be_visible()
-    for column in ("step_ms", "bytes_moved", "peak_MB", "max_error", "dpexp.strategy", "dpexp.verified"):
-        expect(visit.page.get_by_text(column, exact=True).first).to_be_visible()
-
-
-def test_the_charts_of_a_printed_link_begin_with_loss_and_step_time(visit: Visit) -> None:
-    visit.runs()
-    visit.page.locator("label:has(input[value='CHART'])").or_(
-        visit.page.get_by_test_id("experiment-runs-view-mode-chart")
-    ).first.click()
-    charts = visit.page.get_by_test_id("experiment-view-compare-runs-card")
-    for place, metric in enumerate(("loss", "time_ms/step", "step_ms")):
-        expect(charts.nth(place)).to_contain_text(metric)
-    expect(charts.first).to_contain_text("Step")
-    sections = visit.page.get_by_test_id("experiment-view-compare-runs-section-header")
-    expect(sections.nth(1)).to_contain_text("Model metrics")
-
-
 def test_the_runs_page_opens_with_the_summary(visit: Visit) -> None:
     visit.run("Overview")
     expect(visit.page.get_by_role("heading", name=re.compile("^Run overlap"))).to_be_visible()
@@ -188,7 +168,6 @@ def test_figures_are_shown(visit: Visit, figure: str) -> None:
 
 def test_the_runs_of_a_sweep_lie_under_it_and_are_compared(visit: Visit) -> None:
     visit.runs("replicas")
-    expect(visit.page.get_by_text("speed_up", exact=True).first).to_be_visible()
     sweep = visit.page.get_by_role("row").filter(has=visit.page.get_by_role("link", name="sweep of replicas"))
     expect(sweep).to_be_visible()
     expect(visit.page.get_by_role("link", name="single.r1")).to_have_count(0)

@@ -1,7 +1,6 @@
 """Runs that begin again, delivered while they run and later: MLflow has what the journal folds to."""
 
 import contextlib
-import json
 import os
 import random
 import signal
@@ -145,20 +144,6 @@ def test_mlflow_has_what_the_journal_folds_to(
     Upload(run.store, run.journal.folder).complete()
     assert stored_points(uri, f"seed{seed}") == expected_points(run.journal.path), run.log
     assert only_run(uri, f"seed{seed}").info.status == "FINISHED"
-
-
-def test_a_journal_of_before_that_was_cut_at_a_step_has_its_last_points(
-    home_with_store: Path,
-) -> None:
-    """Earlier versions cut a journal where a run resumed."""
-    extend = {"extend": {"steps.loss": [1.0, 2.0, 3.0]}}
-    lines = [{"set": {"run_id": "old"}}, extend, {"cut": {"steps.loss": 2}}, extend]
-    path = home_with_store / "runs" / "old" / JOURNAL
-    path.parent.mkdir(parents=True)
-    path.write_text("".join(json.dumps({"at": 1} | line) + "\n" for line in lines))
-    Upload(Store.from_environment(home_with_store), path.parent).send_points()
-    points = stored_points(f"sqlite:///{home_with_store / 'mlflow.db'}", "old")["loss"]
-    assert points == list(enumerate(fold(path).steps["loss"])) == list(enumerate([1, 2, 1, 2, 3]))
 
 
 WAITING_MODEL = """

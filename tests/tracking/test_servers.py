@@ -3,22 +3,18 @@
 import base64
 import json
 import os
-import random
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import journals
-import psutil
 import pytest
 from command_lines import SCRIPT, Command, script, shared, wait
 from launching import words
 from mlflow_reader import everything, losses, only_run, steps_of
 from servers import Proxy, mlflow_server
-from tracking_processes import DRIVER, TIMEOUT_S, drive, wait_until, wait_until_gone
+from tracking_processes import DRIVER, TIMEOUT_S, drive, wait_until
 
 from dpexp.record.journal import JOURNAL
 from dpexp.record.record import Record, fold
@@ -141,30 +137,6 @@ def test_a_server_that_fails_in_the_middle_of_a_run_costs_it_only_the_timeout(
     assert synced.returncode == 0, synced.stderr
     assert losses(proxy.address, run_id) == record.steps["loss"]
     assert everything(proxy.address, run_id)["status"] == "FINISHED"
-
-
-@pytest.mark.usefixtures("home_with_store")
-def test_kills_at_random_moments_break_nothing(dpexp_home: Path, tmp_path: Path) -> None:
-    """The run, its follower, or both, at any moment of the run."""
-    rng = random.Random(0)
-    for _ in range(5):
-        run = start(tmp_path)
-        time.sleep(rng.uniform(0.5, 4))  # the moment is what is tested; nothing depends on it
-        children = psutil.Process(run.pid).children(recursive=True) if run.poll() is None else []
-        followers = [child.pid for child in children]
-        for victim in rng.choice([[run.pid], followers, [*followers, run.pid]]):
-            os.kill(victim, signal.SIGKILL)
-        wait(run)
-        for process in followers:
-            wait_until_gone(process)
-    assert script("runs.py", "sync").returncode == 0
-    uri = f"sqlite:///{dpexp_home / 'mlflow.db'}"
-    runs = sorted((dpexp_home / "runs").iterdir())
-    assert len(runs) > 1
-    for folder in runs:
-        record = fold(folder / JOURNAL)
-        assert losses(uri, folder.name) == record.steps.get("loss", [])
-        assert everything(uri, folder.name)["status"] == record.status.upper() != "RUNNING"
 
 
 @pytest.mark.usefixtures("patient_client")

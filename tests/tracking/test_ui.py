@@ -41,7 +41,7 @@ def test_the_ui_serves_its_link_on_loopback_and_ends_with_all_processes(
     served: tuple[subprocess.Popen[str], int, str],
 ) -> None:
     process, port, line = served
-    query = "workflowType=machine_learning&viewStateShareKey=dpexp"
+    query = "workflowType=machine_learning"
     assert line == f"dpexp: http://127.0.0.1:{port}/#/experiments/1/runs?{query}\n"
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=TIMEOUT_S) as page:
         assert page.status == 200
