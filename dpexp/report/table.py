@@ -9,9 +9,6 @@ from dpexp.report.compare import Cell, Comparison, Group
 from dpexp.report.intervals import ONE_RUN, Interval
 from dpexp.report.section import Section, Table
 
-SHOWN = 40
-"""At most this many cells of a group are shown: the fastest, and the baseline."""
-
 
 def comparison_sections(comparison: Comparison) -> list[Section]:
     """A section for each group, then the runs that are not ranked or left out, with the reasons."""
@@ -19,16 +16,9 @@ def comparison_sections(comparison: Comparison) -> list[Section]:
     if refusals := comparison.refusals():
         sections.append(Section("Not ranked against each other", tuple(refusals), "warn"))
     if comparison.left_out:
-        rows = tuple(comparison.left_out[:SHOWN])
-        table = Table(("run", "why"), rows, len(comparison.left_out) - len(rows))
+        table = Table(("run", "why"), tuple(comparison.left_out))
         sections.append(Section("Left out", table=table, mood="warn"))
     return sections
-
-
-def shown_cells(group: Group) -> list[Cell]:
-    """The cells of a group that are shown, fastest first."""
-    baseline, fastest = group.baseline, group.ranked[:SHOWN]
-    return fastest if baseline in fastest else [*fastest[:-1], baseline]
 
 
 def labels(cells: Sequence[Cell]) -> list[str]:
@@ -68,7 +58,7 @@ def verdict(speed_up: Interval) -> str:
 
 
 def _group(group: Group, number: int) -> Section:
-    cells, key = shown_cells(group), group.key
+    cells, key = group.ranked, group.key
     names = labels(cells)
     config, rows = group.cells[0].first.config, plural(group.cells[0].rows, "row")
     forward = ", forward only" if config.get("eval") else ""
@@ -92,7 +82,7 @@ def _group(group: Group, number: int) -> Section:
         elif figure.name != "efficiency" or is_scaled:  # emulated devices share one CPU
             title = f"{figure.title} {figure.unit} [IQR] n" if figure.is_sampled else figure.title
             columns[title] = [_text(cell, figure, group.baseline) for cell in cells]
-    table = Table(tuple(columns), tuple(zip(*columns.values(), strict=True)), len(group.cells) - len(cells))
+    table = Table(tuple(columns), tuple(zip(*columns.values(), strict=True)))
     return Section(f"Comparison {number}: {plural(len(group.cells), 'config')}", lines, table=table)
 
 

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from dpexp.data.batch import Batch
 from dpexp.data.dataset import Dataset
-from dpexp.data.synthetic import power_law
 
 
 def ready(data_text: str, model_text: str, seed: int = 0) -> Dataset:
@@ -123,17 +122,6 @@ def test_target_of_each_byte_is_the_next_byte(tmp_path: Path) -> None:
 
 
 # --- synthetic samples ---------------------------------------------------------------------------
-
-
-def test_ids_follow_the_power_law() -> None:
-    ids = power_law((200_000,), 1000, 1.1, torch.Generator().manual_seed(0))
-    assert int(ids.min()) == 0
-    assert int(ids.max()) == 999
-    counts = torch.bincount(ids, minlength=1000).double()
-    # id k has the probability of the continuous law between k + 1 and k + 2
-    edges = torch.arange(1, 1002, dtype=torch.float64) ** -0.1
-    expected = (edges[:-1] - edges[1:]) / (edges[0] - edges[-1]) * 200_000
-    assert ((counts - expected) ** 2 / expected).sum().item() < 999 + 5 * (2 * 999) ** 0.5
 
 
 def test_clicks_depend_on_ids_and_features() -> None:

@@ -110,13 +110,6 @@ def test_shards_compute_what_the_batch_computes(name: str) -> None:
 # --- shapes --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["cnn", "capsnet"])
-@pytest.mark.parametrize("size", [7, 8, 28])
-def test_image_models_take_images_of_any_size(name: str, size: int) -> None:
-    model = built(f"{name}:channels=3,size={size},out=4")
-    assert model(torch.randn(2, 3, size, size)).shape == (2, 4)
-
-
 def test_dlrm_looks_each_column_up_in_its_own_table() -> None:
     """By one operation: the time of a small batch is that of the operations, whatever the tables are."""
     model = built("dlrm:tables=3,rows=16,dim=4")
@@ -184,13 +177,6 @@ def test_features_decide_the_options_that_are_not_given(
 ) -> None:
     children = built(text, features).named_children()
     assert {name: (part.in_features, part.out_features) for name, part in children} == expected
-
-
-def test_sequence_models_take_ids_if_there_is_a_vocabulary() -> None:
-    features = Features("ids", (16,), classes=256, vocabulary=256, stepwise=True)
-    for name in SEQUENCE_MODELS:
-        model = built(name, features)
-        assert model(torch.zeros(2, 16, dtype=torch.int64)).shape == (2, 16, 256)
 
 
 # --- learning ------------------------------------------------------------------------------------

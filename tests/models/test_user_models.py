@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from command_lines import CommandLines
-from printed import ROOT, blocks, write_examples
+from printed import ROOT, blocks
 
 from dpexp.config.run_config import RunConfig
 from dpexp.engine.prepare import prepare
@@ -20,19 +20,6 @@ def examples() -> list[list[str]]:
     """The words of the commands that the page has for its files."""
     words = [words for block in blocks(PAGE) for words in block.commands()]
     return [each[2:] for each in words if ".py:" in " ".join(each)]
-
-
-def test_random_data_of_the_docs_is_the_same_on_every_rank_and_in_every_run(
-    command_lines: CommandLines, dpexp_home: Path, tmp_path: Path
-) -> None:
-    (words,) = [words for words in examples() if words[0] == "ddp"]
-    write_examples(PAGE, tmp_path)
-    line, home = [*words, *SHORT, "--json"], str(dpexp_home)
-    runs = [command_lines.run(line, tmp_path, DPEXP_HOME=home) for _ in range(2)]
-    assert [run.code for run in runs] == [0, 0], runs[0].stderr
-    first, second = (json.loads(run.stdout) for run in runs)
-    assert first["digest"] == second["digest"]
-    assert first["steps"]["loss"] == second["steps"]["loss"]
 
 
 def test_a_log_of_clicks_is_data(command_lines: CommandLines, dpexp_home: Path, tmp_path: Path) -> None:

@@ -32,14 +32,10 @@ def timed(times: list[float], sizes: tuple[int, ...] = (30,), **changes: Any) ->
     return record
 
 
-def noisy(count: int, seed: int, spread: float = 0.05, correlation: float = 0.0) -> list[float]:
-    """Steady step times with this relative spread; a step depends on the one before it."""
+def noisy(count: int, seed: int) -> list[float]:
+    """Steady step times."""
     rng = random.Random(seed)
-    value, times = rng.gauss(), []
-    for _ in range(count):
-        value = correlation * value + math.sqrt(1 - correlation**2) * rng.gauss()
-        times.append(math.exp(spread * value))
-    return times
+    return [math.exp(0.05 * rng.gauss()) for _ in range(count)]
 
 
 def test_a_busy_balanced_steady_run_has_no_findings() -> None:

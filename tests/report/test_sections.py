@@ -226,12 +226,6 @@ def test_a_dry_run_of_64_replicas_and_12_layers_fits_on_a_screen() -> None:
     assert "layers.0-11.linear" in text
 
 
-def test_a_dry_run_that_splits_nothing_numbers_the_batches() -> None:
-    text = planned(whole(1, batches=(512, 100)), splits=[])
-    assert "none: no batch is split" in text
-    assert "batches 0-2: 512 rows" in text
-
-
 def test_a_dry_run_of_ranks_says_nothing_of_what_the_others_hold() -> None:
     record, rank = whole(3, shapes=[]), {"module": "", "rows": 512, "batches": 3, "pieces": [512]}
     for row in record.device_map:

@@ -30,7 +30,7 @@ from dpexp.record.journal import JOURNAL
 from dpexp.record.record import Record, finish, fold
 from dpexp.record.runs import import_journal
 from dpexp.record.view import RecordView
-from dpexp.tracking import content, deliver, ledger
+from dpexp.tracking import content, deliver
 from dpexp.tracking.deliver import Upload
 from dpexp.tracking.store import Store, StoreError
 from dpexp.tracking.sync import sync
@@ -255,16 +255,6 @@ def test_only_the_points_after_the_byte_that_the_ledger_remembers_are_sent(home:
     upload = Upload(store_of(home), journal.folder)
     upload._log_points = pytest.fail  # type: ignore[method-assign]
     upload.send_points()
-
-
-def test_a_second_delivery_changes_nothing(home: Path, uri: str) -> None:
-    journal = journals.complete(home / "runs", "again")
-    synced(home, journal)
-    first = everything(uri, "again")
-    synced(home, journal)
-    (journal.parent / ledger.LEDGER).unlink()
-    assert [result.state for result in sync(home)] == ["delivered"]
-    assert everything(uri, "again") == first
 
 
 @pytest.mark.parametrize("arrives", [False, True], ids=["lost", "arrived"])
