@@ -56,12 +56,8 @@ def _joined(of_ranks: list[torch.Tensor], expected: torch.Tensor | None) -> torc
     """The rows of all ranks; of an output that has none, as a learned bias, that of the rank furthest off."""
     if expected is not None and all(each.shape == expected.shape for each in of_ranks):
         return max(of_ranks, key=lambda each: distance(each, expected))
-    return torch.cat([_rows(each) for each in of_ranks])
-
-
-def _rows(tensor: torch.Tensor) -> torch.Tensor:
-    """A scalar as one row: a single device that computes chunk by chunk has one for each."""
-    return tensor if tensor.dim() else tensor.unsqueeze(0)
+    # a single device that computes chunk by chunk may have a scalar for each
+    return torch.cat([each if each.dim() else each.unsqueeze(0) for each in of_ranks])
 
 
 def _sum(weighted: list[tuple[torch.Tensor, float]]) -> torch.Tensor:

@@ -101,25 +101,25 @@ class Locator:
         layout, before = self.sides.layout, self.failure.before
         expected = self.sides.single.trainer.full_parameters()
         found = self._ranks.all_gather(lambda: _update_factor(layout.parameters(), expected, before))
-        factors = [factor for factor, _ in found if factor is not None]
+        factors = [factor for factor in found if factor is not None]
         if len(factors) < len(found) or all(patterns.is_close(factor, 1) for factor in factors):
             return ""
         if all(patterns.is_close(factor, factors[0]) for factor in factors):
             return f"its update is {factors[0]:.6g} times the single device's"
         numbers = ", ".join(f"{factor:.4g}" for factor in factors)
-        text = f"on each rank its own part has been updated by {numbers} times what a single device does"
-        if not all(is_sharded for _, is_sharded in found):
-            return text
-        return f"{text}: the optimizer computes with a number of its own shard (a norm, a mean), not of all"
+        return (
+            f"on each rank its own part has been updated by {numbers} times what a single device does: the "
+            "optimizer computes with a number of its own shard (a norm, a mean), not of all"
+        )
 
 
 def _update_factor(
     parameters: Mapping[str, nn.Parameter], expected: Tensors, before: Tensors
-) -> tuple[float | None, bool]:
-    """How many times too large the updates of this rank are, and whether it has shards of parameters."""
+) -> float | None:
+    """How many times too large the updates of this rank are."""
     from torch.distributed.tensor import DTensor, distribute_tensor
 
-    pairs, is_sharded = list[tuple[torch.Tensor, torch.Tensor]](), False
+    pairs = list[tuple[torch.Tensor, torch.Tensor]]()
     for name, parameter in parameters.items():
         if before[name].shape != parameter.shape:  # of a large table some rows
             continue
@@ -127,12 +127,11 @@ def _update_factor(
             each.detach().cpu().double() for each in (parameter, expected[name], before[name])
         )
         if isinstance(own, DTensor):
-            mesh, placements, is_sharded = own.device_mesh, own.placements, True
             wanted, start = (
-                distribute_tensor(each, mesh, placements, src_data_rank=None).to_local()
+                distribute_tensor(each, own.device_mesh, own.placements, src_data_rank=None).to_local()
                 for each in (wanted, start)
             )
             own = own.to_local()
         pairs.append(((own - start).flatten(), (wanted - start).flatten()))
     made, right = (torch.cat(each) for each in zip(*pairs, strict=True))
-    return patterns.factor(made, right), is_sharded
+    return patterns.factor(made, right)
