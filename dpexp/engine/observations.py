@@ -57,7 +57,7 @@ class Observations:
         self._names: list[str] = []  # the device of every rank
         group, used = prepared.group, prepared.selection.used or (devices.HOST,)
         if group.members:
-            self._names = _labels(group.all_gather(devices.label(used[0])), group.members)
+            self._names = labels(group.all_gather(devices.label(used[0])), group.members)
 
     def _merged(self, merge_ranks: Callable[[list[_T], list[str]], _T], value: _T) -> _T:
         """The values of all ranks as one, if there is a process group."""
@@ -83,7 +83,7 @@ class Observations:
     def device_map(self, optimizers: Optimizers | None = None) -> list[Row]:
         """``device_map`` of a Record: see ``observe.device_map``."""
         states = optimizers.states() if optimizers is not None else ()
-        return self._merged(_merged_device_map, device_map(self._placed, states))
+        return self._merged(merged_device_map, device_map(self._placed, states))
 
     def shapes(self) -> list[Row]:
         """``shapes`` of a Record: see ``observe.observe``."""
@@ -94,7 +94,7 @@ class Observations:
         with devices.autocast(self._placed.output_device, prepared.autocast):
             batches, loss = map(prepared.part, (first, *others)), prepared.data.objective.loss
             rows = observe(self._placed, batches, loss, numbers, gradients=gradients)
-        return self._merged(_merged_shapes, rows)
+        return self._merged(merged_shapes, rows)
 
     def timeline(self, rows: list[Row]) -> list[Row]:
         """``timeline`` of a Record from the rows of the ranks' timers."""
@@ -119,7 +119,7 @@ class Observations:
 # --- the observations of all ranks as one: ``names`` are the devices of the ranks, a rank is a replica ---
 
 
-def _labels(names: Sequence[str], members: Sequence[Member]) -> list[str]:
+def labels(names: Sequence[str], members: Sequence[Member]) -> list[str]:
     """The names of the ranks' devices, with ``@host`` where several hosts have a device of that name."""
     return [
         f"{name}@{member.host}" if names.count(name) > 1 else name
@@ -127,7 +127,7 @@ def _labels(names: Sequence[str], members: Sequence[Member]) -> list[str]:
     ]
 
 
-def _merged_shapes(by_rank: Sequence[list[Row]], names: Sequence[str]) -> list[Row]:
+def merged_shapes(by_rank: Sequence[list[Row]], names: Sequence[str]) -> list[Row]:
     """Every rank's rows as those of a replica, by batch, module and rank."""
     order = {row["module"]: index for rows in reversed(by_rank) for index, row in enumerate(rows)}
     merged = [
@@ -138,7 +138,7 @@ def _merged_shapes(by_rank: Sequence[list[Row]], names: Sequence[str]) -> list[R
     return sorted(merged, key=lambda row: (row["batch"], order[row["module"]], row["replica"]))
 
 
-def _merged_device_map(by_rank: Sequence[list[Row]], names: Sequence[str]) -> list[Row]:
+def merged_device_map(by_rank: Sequence[list[Row]], names: Sequence[str]) -> list[Row]:
     """A tensor that every rank has is one row with replicas; a sharded one is a row for each rank."""
     tensors: dict[tuple[str, str], list[Row]] = {}
     for rank, (rows, name) in enumerate(zip(by_rank, names, strict=True)):

@@ -14,7 +14,7 @@ from typing import Any
 
 from dpexp.config.errors import describe, plural
 from dpexp.record.files import JournalError, write_atomically
-from dpexp.record.journal import JOURNAL, RECORD, SCHEMA, JournalReader, is_open, iso
+from dpexp.record.journal import JOURNAL, RECORD, SCHEMA, WATCH_STRATEGY, JournalReader, is_open, iso
 
 Row = dict[str, Any]
 NOT_OF_DPEXP = (TypeError, ValueError, AttributeError, LookupError, ArithmeticError)
@@ -68,6 +68,11 @@ class Record:
     def __repr__(self) -> str:
         labels = ", ".join(f"{key}={getattr(self, key)!r}" for key in ("run_id", "name", "status"))
         return f"{type(self).__name__}({labels})"
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether it is of a program's own loop, which dpexp cannot run again."""
+        return self.config.get("strategy") == WATCH_STRATEGY
 
     @classmethod
     def load(cls, path: Path) -> Record:

@@ -51,7 +51,7 @@ def is_known(record: Record, batches: Iterable[Batches]) -> bool:
         return False
     if record.devices.get("ranks"):
         return "collectives" in record.summary
-    if record.config.get("layout"):
+    if record.config.get("layout") or record.is_watched:
         return False
     replicated = [call for group in batches for call in group.replicated]
     has_transfers = any("moved" in row for row in record.shapes) or not record.config.get("host")

@@ -33,7 +33,9 @@ def next_commands(record: Record) -> Section:
         ("show all", f"{runs} show {record.run_id} --full"),
         ("compare", f"{command('report')} {record.run_id} RUN"),
     ]
-    if used := live_options(record.config):
+    if record.is_watched:
+        commands.append(("run again", command_of(record)))
+    elif used := live_options(record.config):
         lines.append(f"its {' and '.join(used)} came from a Python program: run that again to repeat it")
     else:
         commands += [

@@ -101,6 +101,8 @@ def _verdict(view: RecordView, findings: Sequence[Finding]) -> str:
 def _config(view: RecordView) -> str:
     get = view.record.config.get
     rows = view.largest.rows if view.largest is not None else get("batch_size", "?")  # data may have its own
+    if view.record.is_watched:
+        return f"a training loop of its own, model {get('model')}, calls of {rows} rows"
     forward = ", forward only" if get("eval") else ""
     return (
         f"model {get('model', '?')}, data {get('data', '?')}, batches of {rows}, "

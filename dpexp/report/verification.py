@@ -16,8 +16,8 @@ def verified(facts: Row) -> str:
         return "not verified"
     if not facts["passed"]:
         return "NOT THE SAME"
-    limit = float(facts["tolerance"])
-    return f"verified to {limit:.0e}" if limit > USUAL_LIMIT else "verified"
+    limit = facts["tolerance"]
+    return f"verified to {float(limit):.0e}" if limit and float(limit) > USUAL_LIMIT else "verified"
 
 
 def verification_lines(facts: Row) -> list[str]:
@@ -38,8 +38,9 @@ def _errors(rows: Sequence[Row]) -> str:
         for kind, key in (("outputs", "output_error"), ("gradients", "gradient_error"))
         if (found := [float(row[key]) for row in rows if row.get(key) is not None])
     ]
-    limit = max(float(row["tolerance"]) for row in rows)
-    return f"{', '.join(errors) or 'none compared'}; limit {limit:.0e}"
+    limits = [float(row["tolerance"]) for row in rows if row["tolerance"] is not None]
+    limit = f"; limit {max(limits):.0e}" if limits else ""
+    return f"{', '.join(errors) or 'none compared'}{limit}"
 
 
 def unreached(facts: Row) -> str:

@@ -21,6 +21,7 @@ from dpexp.engine.facts import file_hashes
 from dpexp.engine.references import references
 from dpexp.record.record import Record, Row
 from dpexp.record.runs import IMPORTED
+from dpexp.report.commands import command_of
 from dpexp.study.child_run import run_in_child
 from dpexp.study.reproduction import Reproduction, compare_records, incomparable
 
@@ -33,6 +34,11 @@ def config_of(record: Record, *, track: bool = True) -> Row:
     """
     if not record.config.get("strategy"):
         raise ConfigError(f"{record.name or record.run_id} cannot be repeated: its Record has no config")
+    if record.is_watched:
+        raise ConfigError(
+            f"run {record.run_id} is a training loop that was watched, which dpexp cannot run: "
+            f"run its program again, {command_of(record)}"
+        )
     config = {key: value for key, value in record.config.items() if value is not None}
     if record.environment.get("threads"):
         config["threads"] = record.environment["threads"]

@@ -41,7 +41,7 @@ def watch(
     from torch import nn
 
     from dpexp.watch.layout import layout_of
-    from dpexp.watch.recording import NoRecording, Recording
+    from dpexp.watch.recording import Recording
     from dpexp.watch.step import Options
     from dpexp.watch.watched_loop import WatchedLoop
 
@@ -64,5 +64,5 @@ def watch(
     if not (weight is None or weight is False or weight == "sum" or callable(weight)):
         raise ValueError(f"weight is {weight!r}: it must be a function, 'sum' or False")
     stated = {"clip_norm": clip_norm, "weight": weight, "steps": steps, "raises": raises}
-    recording = Recording.begin(model, name, stated) if track else NoRecording()
+    recording = Recording.begin(model, name, stated) if track else Recording()
     return WatchedLoop(model, Options(loss, clip_norm, weight), steps, raises, recording)

@@ -19,9 +19,10 @@ from dpexp.strategies.modules import named_parameters
 from dpexp.verification.compare import Difference, Limits
 from dpexp.verification.judge import Judge
 from dpexp.verification.result import KINDS, VerificationError, row_of
-from dpexp.watch.calls import Calls, Hook, ObservedLoss, full
+from dpexp.watch.calls import Calls, Hook, ObservedLoss, full, shapes
 from dpexp.watch.findings import Finding, FoundError, NotComparableError
 from dpexp.watch.ranks import Ranks
+from dpexp.watch.recording import Recording
 from dpexp.watch.replay import Replay
 from dpexp.watch.step import Options, Step, digests, held_by
 
@@ -36,7 +37,7 @@ class WatchedLoop:
     """
 
     def __init__(
-        self, model: nn.Module, options: Options, steps: int, raises: bool, recording: NoRecording
+        self, model: nn.Module, options: Options, steps: int, raises: bool, recording: Recording
     ) -> None:
         self.loss = options.loss
         self.findings: list[Finding] = []
@@ -176,7 +177,7 @@ class WatchedLoop:
     def _begin(self, optimizer: torch.optim.Optimizer, held: Mapping[str, nn.Parameter]) -> None:
         """Compare the gradients, before the optimizer's step."""
         if self._step is None or self._window != self._calls.windows:
-            self._window, self._step = self._calls.windows, self._new_step()
+            self._window, self._step = self._calls.windows, self._new_step(optimizer)
         self._step.compare_gradients(optimizer, held)
 
     def _complete(self, optimizer: torch.optim.Optimizer, held: Mapping[str, nn.Parameter]) -> None:
@@ -192,7 +193,7 @@ class WatchedLoop:
         if self.steps >= self._wanted:
             self._end()
 
-    def _new_step(self) -> Step:
+    def _new_step(self, optimizer: torch.optim.Optimizer) -> Step:
         if self._ranks is None:
             self._ranks = Ranks()
         ranks = self._ranks
@@ -207,8 +208,12 @@ class WatchedLoop:
         step.is_scaled = self._is_scaled
         if not self.steps:
             self._check_initial(ranks)
-            self._recording.laid_out(self._model, ranks.group, self._calls.strategy)
-            self._recording.shapes(calls, ranks.group)
+            rows = shapes(calls)
+            replicas = list(dict.fromkeys(row["device"] for row in rows if row["scope"] == "replica"))[1:]
+            self._recording.laid_out(
+                self._model, ranks.group, self._calls.strategy, replicas, optimizer=type(optimizer).__name__
+            )
+            self._recording.shapes(rows, ranks.group)
         step.begin()
         self._was_clipped |= step.was_clipped
         return step
@@ -322,6 +327,7 @@ class WatchedLoop:
         now = time.perf_counter()
         ms = (now - self._started - (self.seconds - self._spent)) * 1e3
         self._recording.step(ms, step.loss, step.samples)
+        self._recording.verified(self._verification())
         self._started, self._spent = now, self.seconds
 
 

@@ -1,6 +1,6 @@
 """What it costs to watch a loop, and the smallest wrong weight that is found.
 
-    python experiments/watched_loops/measure.py          # about five minutes on two cores; writes the tables of README.md
+python experiments/watched_loops/measure.py          # about five minutes on two cores; writes the tables of README.md
 """
 
 from __future__ import annotations
@@ -94,13 +94,21 @@ def rank(layout: str, watched: bool, folder: str) -> None:
 
 def cost() -> list[str]:
     """A row for each layout: plain and watched in turn, the ratio of the pairs."""
-    rows = ["| layout | plain step, ms | watched step, ms | ratio | memory, watched over plain |", "|---|---|---|---|---|"]
+    rows = [
+        "| layout | plain step, ms | watched step, ms | ratio | memory, watched over plain |",
+        "|---|---|---|---|---|",
+    ]
     for layout in LAYOUTS:
         pairs = [(in_ranks(layout, False), in_ranks(layout, True)) for _ in range(REPEATS)]
         plain, watched = ([each["seconds"] * 1e3 for each in side] for side in zip(*pairs, strict=True))
         ratios = [b / a for a, b in zip(plain, watched, strict=True)]
         memory = [b["megabytes"] / a["megabytes"] for a, b in pairs]
-        cells = [spread(plain, ".0f"), spread(watched, ".0f"), f"**{spread(ratios, '.1f')}**", spread(memory, ".2f")]
+        cells = [
+            spread(plain, ".0f"),
+            spread(watched, ".0f"),
+            f"**{spread(ratios, '.1f')}**",
+            spread(memory, ".2f"),
+        ]
         rows.append(f"| {layout}, {LAYOUTS[layout]} x {ROWS} rows | {' | '.join(cells)} |")
     return rows
 
@@ -136,7 +144,10 @@ def is_found(kind: str, wrong: float, seed: int) -> bool:
 
 def smallest() -> list[str]:
     """A row for each type: how often each wrong weight was found, and how often a right loop was called wrong."""
-    rows = [f"| type | right | {' | '.join(f'{wrong:g}' for wrong in WRONG)} |", f"|---|---{'|---' * len(WRONG)}|"]
+    rows = [
+        f"| type | right | {' | '.join(f'{wrong:g}' for wrong in WRONG)} |",
+        f"|---|---{'|---' * len(WRONG)}|",
+    ]
     for kind in TYPES:
         found = [sum(is_found(kind, wrong, seed) for seed in range(SEEDS)) for wrong in (0.0, *WRONG)]
         rows.append(f"| {kind} | {' | '.join(f'{each} of {SEEDS}' for each in found)} |")

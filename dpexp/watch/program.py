@@ -1,0 +1,123 @@
+"""Program: what a Record says of the program of a watched loop, and of where its model is laid out."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torch import distributed, nn
+
+from dpexp.config.errors import as_config_error, shown
+from dpexp.config.run_config import RunConfig, config_digest
+from dpexp.distributed.group import ProcessGroup
+from dpexp.distributed.world import World
+from dpexp.engine.facts import environment, git, torch_environment
+from dpexp.engine.observations import labels, merged_device_map
+from dpexp.measurement.observe import device_map
+from dpexp.record.journal import WATCH_STRATEGY, new_run_id, now
+from dpexp.record.record import Row
+from dpexp.record.redact import redact_values
+from dpexp.strategies.placed import Placed
+
+NOT_VERIFIED: Row = {
+    "checked": False, "passed": None, "dtype": "", "steps": 0, "tolerance": None, "worst": None,
+    "note": "not verified: no step was compared", "cause": "", "first_steps": None, "last_step": None,
+}  # fmt: skip
+
+
+def config_of(model: nn.Module, name: str | None, options: Mapping[str, Any]) -> Row:
+    """The flat config of a watched loop, with the options of a run that say where it is kept.
+
+    Raises ConfigError for a name that a store does not hold, and a time-out that is not a number.
+    """
+    given: Row = {"run_name": name or "", "experiment": os.environ.get("DPEXP_EXPERIMENT") or "dpexp"}
+    if timeout := os.environ.get("DPEXP_TRACK_TIMEOUT"):
+        with as_config_error("DPEXP_TRACK_TIMEOUT"):
+            given["track_timeout"] = float(timeout)
+    run = RunConfig("single", **given).to_dict()
+    filing = {key: run[key] for key in ("experiment", "run_name", "track", "track_timeout")}
+    return {"strategy": WATCH_STRATEGY, "model": type(model).__name__} | plain(options) | filing
+
+
+def plain(options: Mapping[str, Any]) -> Row:
+    """Options as JSON, without credentials: a function, a class or an object by its name."""
+    return redact_values({key: _plain(value) for key, value in options.items()})
+
+
+def _plain(value: Any) -> Any:
+    if value is None or isinstance(value, str | int | float):
+        return value
+    return getattr(value, "__name__", type(value).__name__) if callable(value) else shown(value)
+
+
+def rank_and_run() -> tuple[int, str]:
+    """The rank of this process, and the id of the run, which ranks that torchrun starts again continue."""
+    is_initialized = distributed.is_available() and distributed.is_initialized()
+    can_restart = "TORCHELASTIC_RUN_ID" in os.environ
+    world = World.of_next_run() if can_restart or not is_initialized else None
+    rank = distributed.get_rank() if is_initialized else world.rank if world is not None else 0
+    return rank, world.run_id() if world is not None and not rank else new_run_id()
+
+
+def facts_of(config: Row) -> Row:
+    """The keys of a Record that are known before the loop; ``git`` is that of the program."""
+    program = Path(sys.argv[0] if sys.argv else "").resolve()
+    code = git(program.parent if program.is_file() else Path.cwd())
+    return {
+        "name": config["run_name"] or f"{WATCH_STRATEGY}-{config['model']}",
+        "experiment": config["experiment"],
+        "strategy": WATCH_STRATEGY,
+        "status": "running",
+        "started": now(),
+        "config": config,
+        "config_digest": config_digest(config),
+        "environment": environment() | torch_environment() | {"git": code},
+        "verification": NOT_VERIFIED,
+    }
+
+
+class Layout(NamedTuple):
+    """``devices`` and ``device_map`` of a Record; ``ranks`` are the devices of ranks, none of one process."""
+
+    devices: Row
+    device_map: list[Row]
+    ranks: list[str]
+
+    @classmethod
+    def of(cls, model: nn.Module, group: ProcessGroup, replicas: Sequence[str]) -> Layout:
+        """Where the parameters of the model are, on all ranks; every rank must call this.
+
+        A rank on the host computes on ``cpu:RANK``, an emulated device, as those of ``ddp`` do.
+        """
+        rows = [{**row, "replicas": [*replicas]} for row in device_map(Placed(model))]
+        used = list(dict.fromkeys(row["device"] for row in rows)) or ["cpu"]
+        if not group.members:
+            return cls({"requested": [], "used": [*used, *replicas], "output": used[0]}, rows, [])
+        own = next((name for name in used if name != "cpu"), f"cpu:{group.rank}")
+        names = labels(group.all_gather(own), group.members)
+        rows = merged_device_map(group.all_gather(on_device(rows, own)), names)
+        devices = {
+            "requested": [],
+            "used": [name for name in used if name == "cpu" and own.partition(":")[0] != "cpu"] + names,
+            "output": names[0],
+            "ranks": [
+                {"rank": member.rank, "host": member.host, "device": name}
+                for member, name in zip(group.members, names, strict=True)
+            ],
+        }
+        return cls(devices, rows, names)
+
+    def execution(self, strategy: str) -> str:
+        """``virtual`` where devices are emulated, ``passthrough`` for a DataParallel that has none."""
+        used = self.devices["used"]
+        if any(name.startswith("cpu:") for name in used):
+            return "virtual"
+        return "passthrough" if strategy == "whole" and set(used) == {"cpu"} else "real"
+
+
+def on_device(rows: list[Row], device: str) -> list[Row]:
+    """The rows of a rank; one on the host has them on the device that is emulated there."""
+    return [{**row, "device": device} for row in rows] if device.startswith("cpu:") else rows
