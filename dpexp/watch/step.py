@@ -78,6 +78,7 @@ class Step:
     clipped: Gradients = field(default_factory=dict)
     of_loop: Gradients = field(default_factory=dict)
     found: Gradients = field(default_factory=dict)
+    gradients: Gradients = field(default_factory=dict)
     before: Any = None
     limits: Limits = field(default_factory=lambda: Limits(0.0))
 
@@ -110,8 +111,10 @@ class Step:
         """Compare what an optimizer is about to step with."""
         scale = getattr(optimizer, "grad_scale", None)  # by which a fused optimizer itself divides
         found = {name: full(each.grad).clone() for name, each in held.items() if each.grad is not None}
-        found = {name: each.to_dense() if each.is_sparse else each for name, each in found.items()}
-        self.found = {name: each if scale is None else each / scale for name, each in found.items()}
+        self.gradients = {name: each if scale is None else each / scale for name, each in found.items()}
+        self.found = {
+            name: each.to_dense() if each.is_sparse else each for name, each in self.gradients.items()
+        }
         before = {name: self.parameters[name] for name in held}
         if self.before is not None:  # an optimizer that steps after another
             before = {name: full(each).clone() for name, each in held.items()}
@@ -159,7 +162,7 @@ class Step:
             return {name: each - before[name] for name, each in parameters.items()}
 
         def updated(draw: int | None = None) -> dict[str, torch.Tensor]:
-            return changes(update.updated(optimizer, held, self.before, self.found, draw))
+            return changes(update.updated(optimizer, held, self.before, self.gradients, draw))
 
         try:
             with narrowest:
