@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -82,6 +83,7 @@ class Call:
     autocast: Autocast
     device: str = "cpu"
     is_replica: bool = False
+    begun: float = field(default_factory=time.perf_counter)
     leaves: list[torch.Tensor] = field(default_factory=list)
     wanted: list[bool] = field(default_factory=list)
     gradients: dict[int, torch.Tensor] = field(default_factory=dict)

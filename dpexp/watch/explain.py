@@ -213,6 +213,9 @@ class _Words:
             counted = plural(self.micro, "micro-batch")
             or_clips = f"or the loop clips (its norm is {norm:.4g}): state clip_norm"
             return f"{counted} divided by {round(divisor)}, {or_clips}"
+        alone = math.hypot(*(float(each.double().norm()) for each in self.case.right.values()))
+        if isinstance(self.case.clip, int | float) and alone < self.case.clip < norm * (1 + SAME):
+            return f"the loop clips it to {norm:.4g}, a single device's norm is {alone:.4g}: is the loss divided?"
         if self.case.clip is not None and self.case.is_scaled and times < 1:
             return "it was clipped while it was still scaled: call scaler.unscale_ first"
         if self.case.clip is None and times < 1:

@@ -55,7 +55,7 @@ class WatchedLoop:
         self._residue: dict[str, torch.Tensor] = {}
         self._stepping: torch.optim.Optimizer | None = None
         self._other_steps = self._window = 0
-        self._started, self._spent = time.perf_counter(), 0.0
+        self._started = self._spent = 0.0
         self._is_scaled = self._was_clipped = self._may_be_skipped = False
         self._judge: Judge | None = None
         self._handles: list[Any] = []
@@ -114,7 +114,7 @@ class WatchedLoop:
 
     def _observe(self) -> None:
         self.done, self._stepping = False, None
-        self._started, self._spent = time.perf_counter(), self.seconds
+        self._started, self._spent = 0.0, self.seconds
         self._hooks = [Hook(self._before_step), Hook(self._after_step)]
         self._handles = [
             register_optimizer_step_pre_hook(self._hooks[0]),
@@ -325,7 +325,8 @@ class WatchedLoop:
 
     def _record(self, step: Step) -> None:
         now = time.perf_counter()
-        ms = (now - self._started - (self.seconds - self._spent)) * 1e3
+        started = self._started or min((call.begun for call in step.calls), default=now)
+        ms = (now - started - (self.seconds - self._spent)) * 1e3
         self._recording.step(ms, step.loss, step.samples)
         self._recording.verified(self._verification())
         self._started, self._spent = now, self.seconds

@@ -98,7 +98,7 @@ def cost() -> list[str]:
         "| layout | plain step, ms | watched step, ms | ratio | memory, watched over plain |",
         "|---|---|---|---|---|",
     ]
-    for layout in LAYOUTS:
+    for layout, ranks in LAYOUTS.items():
         pairs = [(in_ranks(layout, False), in_ranks(layout, True)) for _ in range(REPEATS)]
         plain, watched = ([each["seconds"] * 1e3 for each in side] for side in zip(*pairs, strict=True))
         ratios = [b / a for a, b in zip(plain, watched, strict=True)]
@@ -109,7 +109,7 @@ def cost() -> list[str]:
             f"**{spread(ratios, '.1f')}**",
             spread(memory, ".2f"),
         ]
-        rows.append(f"| {layout}, {LAYOUTS[layout]} x {ROWS} rows | {' | '.join(cells)} |")
+        rows.append(f"| {layout}, {ranks} x {ROWS} rows | {' | '.join(cells)} |")
     return rows
 
 
