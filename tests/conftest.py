@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 ACCELERATORS_NEEDED = {"gpu": 1, "multigpu": 2}
 OURS = ("DPEXP_", "MLFLOW_")
 MAY_LACK = (
-    "cryptography", "hypothesis", "matplotlib", "mlflow", "playwright", "psutil", "transformers", "yaml",
+    "accelerate", "cryptography", "hypothesis", "matplotlib", "mlflow", "playwright", "psutil",
+    "transformers", "yaml",
 )  # fmt: skip
 """Packages that no test of an accelerator needs: its machine may lack them."""
 LONG = (

@@ -1,0 +1,554 @@
+"""Loops of one process that are right, wrong for a named cause, or not comparable."""
+
+import copy
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from loops import (
+    MLP,
+    Claims,
+    LanguageModel,
+    clip,
+    count,
+    cross_entropy,
+    loop,
+    mse,
+    normalized,
+    numbers,
+    sgd,
+    steps_of,
+    tokens,
+    train,
+    watch,
+)
+from torch import nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from dpexp import devices
+from dpexp.parallel.data_parallel import DataParallel
+from dpexp.verification.result import VerificationError
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+claims = Claims()
+right, wrong, not_comparable = claims.right, claims.wrong, claims.not_comparable
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # Dynamo reads it
+@pytest.mark.parametrize("name", claims)
+def test_the_verdict_of(name: str) -> None:
+    claims[name].check(claims[name].ended())
+
+
+# --- accumulation, and what a loss averages over ---
+
+UNEVEN = [6, 6, 6, 2]
+
+
+def uneven(step: int, micro: int) -> Any:
+    return numbers(step, micro, UNEVEN[micro])
+
+
+right(
+    plain=lambda: loop(MLP()),
+    micro_batches_divided=lambda: loop(MLP(), micro=4),
+    uneven_micro_batches_weighted_by_rows=lambda: loop(
+        MLP(), micro=4, batch=uneven, share=lambda number: UNEVEN[number] / sum(UNEVEN)
+    ),
+)
+wrong(
+    "micro-batches of unequal rows are averaged as if equal",
+    uneven_micro_batches_averaged=lambda: loop(MLP(), micro=4, batch=uneven),
+)
+wrong(
+    "the loss of each of 4 micro-batches is not divided by 4",
+    micro_batches_not_divided=lambda: loop(MLP(), micro=4, share=lambda number: 1.0),
+)
+wrong(
+    "3 micro-batches divided by 4",
+    an_incomplete_window=lambda: loop(MLP(), micro=3, share=lambda number: 1 / 4),
+)
+
+
+def masked(run: Any, model: nn.Module, by_labels: bool, lengths: tuple[int, ...] = (6, 6, 6, 6)) -> Any:
+    """Micro-batches with 0 to 3 ignored labels a row; their means are averaged, or weighted by labels."""
+    for step in steps_of(torch.optim.AdamW(model.parameters()), 2):
+        batches = [tokens(step, number, number, length) for number, length in enumerate(lengths)]
+        total = sum(count(labels) for _, labels in batches)
+        for ids, labels in batches:
+            share = count(labels) / total if by_labels else 1 / len(batches)
+            (run.loss(model(ids), labels) * share).backward()
+    return run
+
+
+def language_model(weight: Any = None) -> tuple[Any, nn.Module]:
+    model = LanguageModel()
+    return watch(model, cross_entropy, weight=weight), model
+
+
+right(
+    masked_labels_weighted=lambda: masked(*language_model(), by_labels=True),
+    padded_lengths_weighted=lambda: masked(*language_model(), True, (6, 7, 8, 9)),
+    padded_lengths_with_a_stated_weight=lambda: masked(
+        *language_model(lambda logits, labels: count(labels)), True, (6, 7, 8, 9)
+    ),
+)
+wrong(
+    "micro-batches of unequal labels are averaged as if equal",
+    masked_labels_averaged=lambda: masked(*language_model(), by_labels=False),
+)
+
+
+@right()
+def gradients_divided_at_the_end() -> Any:
+    run = watch(model := MLP(), mse)
+
+    def divide() -> None:
+        for each in model.parameters():
+            each.grad /= 72
+
+    return train(run, model, sgd(model), micro=3, share=lambda number: 24.0, before_step=divide)
+
+
+class LossInside(LanguageModel):
+    """As models of Hugging Face: the labels are shifted inside."""
+
+    def forward(self, input_ids: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:  # type: ignore[override]
+        logits = super().forward(input_ids)
+        return {"loss": cross_entropy(logits[:, :-1], labels[:, 1:]), "logits": logits}
+
+
+def inside(weight: Any) -> Any:
+    run = watch(model := LossInside(), weight=weight)
+    for step in steps_of(torch.optim.AdamW(model.parameters()), 2):
+        for number in range(4):
+            ids, labels = tokens(step, number, number)
+            (model(input_ids=ids, labels=labels)["loss"] / 4).backward()
+    return run
+
+
+wrong(
+    "micro-batches of unequal labels", "averaged as if equal",
+    masked_losses_inside_the_model_averaged=lambda: inside(None),
+)  # fmt: skip
+right(losses_inside_the_model_without_weights=lambda: inside(False))
+
+# --- clipping ---
+
+right(
+    clipped=lambda: loop(MLP(), micro=2, clip_norm=0.1, clips=0.1),
+    a_sum_under_active_clipping=lambda: loop(
+        MLP(), micro=4, clip_norm=0.1, clips=0.1, share=lambda number: 1.0
+    ),
+)
+right("clip", clipping_that_is_never_active=lambda: loop(MLP(), clip_norm=1e6, clips=1e6))
+wrong("state clip_norm", clipping_not_stated=lambda: loop(MLP(), micro=2, clips=0.1))
+
+
+@right()
+def clipped_by_a_stated_function() -> Any:
+    run = watch(model := MLP(), mse, lambda parameters: nn.utils.clip_grad_value_(parameters, 0.01))
+    return train(
+        run, model, sgd(model), before_step=lambda: nn.utils.clip_grad_value_(model.parameters(), 0.01)
+    )
+
+
+@wrong("not clipped to 0.1 when the optimizer steps")
+def clipped_after_the_step() -> Any:
+    run, optimizer = watch(model := MLP(), mse, clip_norm=0.1), sgd(model)
+    for step in range(3):
+        optimizer.zero_grad()
+        inputs, labels = numbers(step, 0)
+        run.loss(model(inputs), labels).backward()
+        optimizer.step()
+        clip(model, 0.1)()
+    return run
+
+
+@wrong("clipped before all micro-batches were in it")
+def clipped_before_the_last_micro_batch() -> Any:
+    run = watch(model := MLP(), mse, clip_norm=0.1)
+    for step in steps_of(sgd(model), 3):
+        for number in range(2):
+            inputs, labels = numbers(step, number)
+            clip(model, 0.1)() if number else None
+            (run.loss(model(inputs), labels) / 2).backward()
+    return run
+
+
+def scaled(clip_norm: float, unscales: bool = True, is_fused: bool = False, overflows: bool = False) -> Any:
+    run = watch(model := MLP(), mse, clip_norm=clip_norm)
+    optimizer = torch.optim.AdamW(model.parameters(), fused=is_fused)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    for step in range(4):
+        optimizer.zero_grad()
+        for number in range(2):
+            inputs, labels = numbers(step, number)
+            labels = labels * 1e38 if overflows and step == 1 else labels
+            scaler.scale(run.loss(model(inputs), labels) / 2).backward()
+        if unscales:
+            scaler.unscale_(optimizer)
+        clip(model, clip_norm)()
+        scaler.step(optimizer)
+        scaler.update()
+    return run
+
+
+right(clipped_after_unscaling=lambda: scaled(0.1))
+right("GradScaler", a_step_that_grad_scaler_skips=lambda: scaled(0.1, overflows=True))
+wrong(
+    "clipped while it was still scaled", "unscale_",
+    clipped_while_scaled=lambda: scaled(0.1, unscales=False),
+    clipped_while_scaled_for_a_fused_optimizer=lambda: scaled(0.1, unscales=False, is_fused=True),
+)  # fmt: skip
+
+
+# --- zero_grad and the optimizer ---
+
+
+@right()
+def zero_grad_after_the_step() -> Any:
+    run, optimizer = watch(model := MLP(), mse), sgd(model)
+    optimizer.register_step_post_hook(lambda *_: optimizer.zero_grad())
+    return train(run, model, optimizer)
+
+
+@wrong("it is zero when the optimizer steps", "zero_grad")
+def zero_grad_before_the_step() -> Any:
+    run, optimizer = watch(model := MLP(), mse), sgd(model)
+    return train(run, model, optimizer, before_step=optimizer.zero_grad)
+
+
+@wrong("the gradients of the step before are in it", "zero_grad is missing")
+def zero_grad_missing() -> Any:
+    run, optimizer = watch(model := MLP(), mse), sgd(model)
+    return train(run, model, SimpleNamespace(zero_grad=lambda: None, step=optimizer.step))  # type: ignore[arg-type]
+
+
+@wrong("trains nothing of this model")
+def the_optimizer_of_a_copy() -> Any:
+    run = watch(model := MLP(), mse)
+    return train(run, model, sgd(copy.deepcopy(model)))
+
+
+@wrong("bfloat16", "narrower type")
+def optimizer_state_cast_to_bfloat16() -> Any:
+    run, optimizer = watch(model := MLP(), mse), sgd(model)
+
+    def cast() -> None:
+        for state in optimizer.state.values():
+            state["momentum_buffer"] = state["momentum_buffer"].bfloat16()
+
+    optimizer.register_step_post_hook(lambda *_: cast())
+    return train(run, model, optimizer)
+
+
+right(
+    foreach=lambda: loop(MLP(), optimizer=partial(torch.optim.AdamW, foreach=True)),
+    fused=lambda: loop(MLP(), optimizer=partial(torch.optim.AdamW, fused=True)),
+    adafactor=lambda: loop(MLP(), optimizer=torch.optim.Adafactor),
+)
+
+
+@right()
+def two_optimizers_of_one_model() -> Any:
+    run = watch(model := MLP(), mse)
+    muon = torch.optim.Muon([each for each in model.parameters() if each.dim() == 2])
+    adam = torch.optim.AdamW([each for each in model.parameters() if each.dim() != 2])
+    return train(run, model, muon, before_step=lambda: (adam.step(), adam.zero_grad()))
+
+
+@right()
+def a_schedule_and_two_groups() -> Any:
+    run = watch(model := MLP(), mse)
+    groups = [{"params": model.fc1.parameters(), "lr": 1e-2}, {"params": model.fc2.parameters()}]
+    optimizer = torch.optim.AdamW(groups)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=20)
+    for step in range(4):
+        train(run, model, optimizer, steps=1, batch=lambda _, number, step=step: numbers(step, number))
+        schedule.step()
+    return run
+
+
+# --- between the model and the loss ---
+
+
+@right()
+def outputs_processed_before_the_loss() -> Any:
+    run = watch(model := MLP(), mse)
+    return train(run, lambda x: 2 * model(x).flip(1) + 1, sgd(model))
+
+
+@right()
+def outputs_and_inputs_changed_in_place() -> Any:
+    run = watch(model := MLP(), mse)
+    for step in steps_of(sgd(model)):
+        inputs, labels = numbers(step, 0)
+        outputs = model(inputs)
+        outputs.mul_(2)
+        run.loss(outputs, labels).backward()
+        inputs.zero_()
+    return run
+
+
+@right()
+def a_penalty_on_the_outputs() -> Any:
+    run = watch(model := MLP(), mse)
+    for step in steps_of(sgd(model)):
+        for number in range(2):
+            inputs, labels = numbers(step, number)
+            outputs = model(inputs)
+            ((run.loss(outputs, labels) + 0.1 * outputs.abs().mean()) / 2).backward()
+    return run
+
+
+@wrong("a part of the loss does not come from the model's outputs")
+def a_penalty_on_the_weights() -> Any:
+    run = watch(model := MLP(), mse)
+    for step in steps_of(sgd(model)):
+        inputs, labels = numbers(step, 0)
+        penalty = sum(each.pow(2).sum() for each in model.parameters())
+        (run.loss(model(inputs), labels) + 0.1 * penalty).backward()
+    return run
+
+
+@wrong("times as large as they should be")
+def two_losses_of_one_call_with_two_coefficients() -> Any:
+    run = watch(model := MLP(), mse)
+    for step in steps_of(sgd(model)):
+        inputs, labels = numbers(step, 0)
+        outputs = model(inputs)
+        (run.loss(outputs[:, :2], labels[:, :2]) + 0.1 * run.loss(outputs[:, 2:], labels[:, 2:])).backward()
+    return run
+
+
+def contrastive(weight: Any) -> Any:
+    """The loss of each row depends on the other rows of its micro-batch."""
+
+    def loss(some: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
+        return functional.cross_entropy(some @ others.T, torch.arange(len(some)))
+
+    run = watch(model := MLP(), loss, weight=weight)
+    for step in steps_of(sgd(model)):
+        for number in range(2):
+            views = numbers(step, number)[0], numbers(step, number + 5)[0]
+            (run.loss(*map(model, views)) / 2).backward()
+    return run
+
+
+right(contrastive_losses_with_a_stated_weight=lambda: contrastive(lambda some, others: len(some)))
+wrong(
+    "the loss of a row depends on other rows", "weight=",
+    contrastive_losses_accumulated=lambda: contrastive(None),
+)  # fmt: skip
+
+# --- models ---
+
+right(
+    tied_weights=lambda: loop(LanguageModel(is_tied=True), loss=cross_entropy, batch=tokens, micro=2),
+    dropout=lambda: loop(LanguageModel(dropout=0.3), loss=cross_entropy, batch=tokens, micro=3),
+    a_compiled_model=lambda: loop(MLP(), layout=lambda model: torch.compile(model, backend="aot_eager")),
+)
+
+
+@right()
+def checkpointed_dropout() -> Any:
+    class Checkpointed(MLP):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            hidden = checkpoint(
+                lambda some: functional.dropout(self.act(self.fc1(some)), 0.2), x, use_reentrant=False
+            )
+            return self.fc2(hidden)
+
+    return loop(Checkpointed(), micro=2)
+
+
+@right()
+def a_reentrant_checkpoint_around_the_model() -> Any:
+    run = watch(model := MLP(), mse)
+    wrapped = lambda x: checkpoint(model, x.requires_grad_(), use_reentrant=True)  # noqa: E731
+    return train(run, wrapped, sgd(model), micro=2)
+
+
+@right()
+def a_model_that_compiles_itself() -> Any:
+    run = watch(model := MLP(), mse)
+    model.compile(backend="aot_eager")
+    return train(run, model, sgd(model), micro=2)
+
+
+@right()
+def a_validation_between_backward_and_step() -> Any:
+    run = watch(model := normalized(), mse)
+
+    def validate() -> None:
+        inputs, labels = numbers(9, 9)
+        model.eval()
+        run.loss(model(inputs), labels)
+        model.train()
+        with torch.no_grad():
+            run.loss(model(inputs), labels)
+
+    return train(run, model, sgd(model), before_step=validate)
+
+
+@right()
+def a_gan_in_one_loop() -> tuple[Any, ...]:
+    generator, critic = MLP(), MLP(4, 8, 1)
+    loss = functional.binary_cross_entropy_with_logits
+    runs = watch(generator, loss), watch(critic, loss)
+    of_generator, of_critic = (torch.optim.Adam(each.parameters()) for each in (generator, critic))
+    one, zero = torch.ones(6, 1), torch.zeros(6, 1)
+    for step in range(4):
+        noise, real = numbers(step, 0)
+        fake = generator(noise)
+        of_critic.zero_grad()
+        judged = runs[1].loss(critic(real), one), runs[1].loss(critic(fake.detach()), zero)
+        (sum(judged) / 2).backward()
+        of_critic.step()
+        of_generator.zero_grad()
+        runs[0].loss(critic(fake), one).backward()
+        of_generator.step()
+    return runs
+
+
+@right()
+def copies_of_the_model_that_average_it() -> Any:
+    run = watch(model := MLP(), mse)
+    average, other = torch.optim.swa_utils.AveragedModel(model), copy.deepcopy(model)
+
+    def use() -> None:
+        average(numbers(0, 0)[0])
+        other(numbers(0, 0)[0]).sum().backward()
+        average.update_parameters(model)
+
+    return train(run, model, sgd(model), before_step=use)
+
+
+@right()
+def data_parallel_over_virtual_devices() -> Any:
+    run = watch(model := nn.Sequential(normalized(), nn.Dropout(0.2)), mse)
+    three = devices.virtual(3)
+    devices.place(model, three[0])
+    parallel = DataParallel(model, three)
+    return train(run, parallel, sgd(model), micro=2, batch=lambda step, number: numbers(step, number, 8))
+
+
+@right()
+def a_loop_that_survives_an_exception() -> Any:
+    run, optimizer = watch(model := MLP(), mse), sgd(model)
+    for step in range(4):
+        optimizer.zero_grad()
+        inputs, labels = numbers(step, 0)
+        try:
+            loss = run.loss(model(inputs[:, :3] if step == 1 else inputs), labels)
+            if step == 2:
+                raise MemoryError
+        except (RuntimeError, MemoryError):
+            continue
+        loss.backward()
+        optimizer.step()
+    return run
+
+
+right(
+    "no parameter has a gradient other than zero",
+    a_dead_loss=lambda: loop(MLP(), share=lambda number: 0.0),
+)
+
+
+@wrong("parameters changed after it")
+def weights_changed_between_forward_and_step() -> Any:
+    run = watch(model := MLP(), mse)
+
+    @torch.no_grad()
+    def shrink() -> None:
+        model.fc1.weight.mul_(0.9)
+
+    return train(run, model, sgd(model), before_step=shrink)
+
+
+# --- what cannot be compared, and misuse ---
+
+
+@not_comparable("create_graph")
+def a_gradient_of_a_gradient() -> Any:
+    run = watch(model := MLP(), mse)
+    for step in steps_of(sgd(model)):
+        inputs, labels = numbers(step, 0)
+        outputs = model(inputs.requires_grad_())
+        (slope,) = torch.autograd.grad(outputs.sum(), inputs, create_graph=True)
+        (run.loss(outputs, labels) + slope.pow(2).sum()).backward()
+    return run
+
+
+@not_comparable("closure")
+def a_step_with_a_closure() -> Any:
+    run = watch(model := MLP(), mse)
+    inputs, labels = numbers(0, 0)
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = run.loss(model(inputs), labels)
+        loss.backward()
+        return loss
+
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=2)
+    optimizer.step(closure)
+    return run
+
+
+@not_comparable("not a buffer")
+def a_state_that_is_not_a_buffer() -> Any:
+    class Counts(MLP):
+        calls = 0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.calls += 1
+            return super().forward(x) * self.calls
+
+    return loop(Counts())
+
+
+@not_comparable("run.loss was not called")
+def the_observed_loss_is_not_called() -> Any:
+    run = watch(model := MLP(), mse)
+    train(SimpleNamespace(loss=mse), model, sgd(model))
+    return run
+
+
+@not_comparable("the model was not called")
+def the_root_is_never_called() -> Any:
+    run = watch(model := MLP(), mse)
+    return train(run, lambda x: model.fc2(model.act(model.fc1(x))), sgd(model))
+
+
+def test_a_model_that_is_laid_out_already_is_refused() -> None:
+    three = devices.virtual(3)
+    devices.place(model := MLP(), three[0])
+    with pytest.raises(ValueError, match="before"):
+        watch(DataParallel(model, three), mse)
+
+
+def test_a_finding_is_raised_inside_the_step_on_request() -> None:
+    run = watch(model := MLP(), mse, raises=True)
+    with pytest.raises(VerificationError, match="the loss of each of 4 micro-batches is not divided by 4"):
+        train(run, model, sgd(model), micro=4, share=lambda number: 1.0)
+    assert not run.steps
+    run.close()
+
+
+def test_further_steps_are_watched_again_and_find_a_late_bug() -> None:
+    run, optimizer = watch(model := MLP(), mse, steps=2), sgd(model)
+    train(run, model, optimizer, micro=2, steps=3).verdict()
+    assert run.steps == 2
+    run.again()
+    train(run, model, optimizer, micro=2, steps=3).verdict()
+    assert run.steps == 4
+    run.again()
+    train(run, model, optimizer, micro=2, steps=3, share=lambda number: 1.0)
+    with pytest.raises(VerificationError, match="not divided by 2"):
+        run.verdict()
