@@ -215,7 +215,7 @@ class _Words:
             return f"{counted} divided by {round(divisor)}, {or_clips}"
         alone = math.hypot(*(float(each.double().norm()) for each in self.case.right.values()))
         if isinstance(self.case.clip, int | float) and alone < self.case.clip < norm * (1 + SAME):
-            return f"the loop clips it to {norm:.4g}, a single device's norm is {alone:.4g}: is the loss divided?"
+            return f"the loop clips it to {norm:.4g}, and {alone:.4g} is its right norm: is the loss divided?"
         if self.case.clip is not None and self.case.is_scaled and times < 1:
             return "it was clipped while it was still scaled: call scaler.unscale_ first"
         if self.case.clip is None and times < 1:
