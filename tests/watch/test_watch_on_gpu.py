@@ -15,7 +15,7 @@ pytestmark = pytest.mark.gpu
 
 def train(*, micro: int = 2, divisor: int = 2, autocast: bool = False, wrapped: bool = False, steps: int = 4):
     """Watched, and the same loop unwatched: the watch, and the parameters and the random state of both."""
-    ends = []
+    watch, ends = None, []
     for watched in (True, False):
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Dropout(0.2), nn.Linear(16, 4)).cuda()
