@@ -11,8 +11,7 @@ import itertools
 import sys
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
@@ -22,7 +21,6 @@ from torch import nn
 
 from dpexp import devices, tensors
 from dpexp.data.rng import random_state, set_random_state
-from dpexp.record.record import Row
 from dpexp.strategies.modules import named_buffers, parts
 from dpexp.strategies.placed import full_output
 from dpexp.watch.findings import NotComparableError
@@ -73,9 +71,9 @@ class RandomState(NamedTuple):
 class Call:
     """One call of the model, or of the loss: ``leaves`` are the outputs of the one, arguments of the other.
 
-    ``inputs`` are (args, kwargs). ``gradients`` are the loop's, by the place of the leaf; ``passes`` the
-    backward passes that brought them. ``factor`` says how many times as much the loop counts it as the loss
-    of all rows.
+    ``inputs`` are (args, kwargs). ``gradients`` are the loop's, by the place of the leaf; without any, no
+    backward has reached the call. ``factor`` says how many times as much the loop counts it as the loss of
+    all rows.
     """
 
     inputs: Any
@@ -87,7 +85,6 @@ class Call:
     leaves: list[torch.Tensor] = field(default_factory=list)
     wanted: list[bool] = field(default_factory=list)
     gradients: dict[int, torch.Tensor] = field(default_factory=dict)
-    passes: set[int] = field(default_factory=set)
     random: RandomState | None = None
     drawn: RandomState | None = None
     modes: dict[str, bool] = field(default_factory=dict)
@@ -112,27 +109,6 @@ def full(tensor: torch.Tensor) -> torch.Tensor:
 def copied(value: Any) -> Any:
     """The pytree with detached copies of its tensors."""
     return tensors.map_tensors(lambda each: each.detach().clone(), value)
-
-
-def shapes(calls: Sequence[Call]) -> list[Row]:
-    """``shapes`` of a Record: the calls on one device are those of one batch after the other."""
-    used = list(dict.fromkeys(call.device for call in calls if call.is_replica))
-    before: Counter[str] = Counter()
-    rows = []
-    for call in calls:
-        rows.append(
-            {
-                "batch": before[call.device],
-                "scope": "replica" if call.is_replica else "outside",
-                "module": "",
-                "replica": used.index(call.device) if call.is_replica else None,
-                "device": call.device,
-                "inputs": tensors.shapes(call.inputs),
-                "outputs": tensors.shapes(call.leaves),
-            }
-        )
-        before[call.device] += 1
-    return sorted(rows, key=lambda row: (row["batch"], row["replica"] or 0))
 
 
 class Hook:
@@ -225,8 +201,8 @@ class Calls:
 
     def drop_others(self) -> None:
         """Forget the calls that no backward has reached, as those of a validation."""
-        self._of_model = [call for call in self._of_model if call.passes]
-        self._of_loss = [call for call in self._of_loss if call.passes]
+        self._of_model = [call for call in self._of_model if call.gradients]
+        self._of_loss = [call for call in self._of_loss if call.gradients]
 
     @property
     def window(self) -> tuple[list[Call], list[Call]]:
@@ -298,15 +274,14 @@ class Calls:
             return
         with self._lock:
             if self._has_stepped:  # what the optimizer has used up is not part of this step
-                self._of_model = [each for each in self._of_model if not each.passes]
-                self._of_loss = [each for each in self._of_loss if not each.passes]
+                self._of_model = [each for each in self._of_model if not each.gradients]
+                self._of_loss = [each for each in self._of_loss if not each.gradients]
                 self._has_stepped = False
                 self.windows += 1
             self._takes_second |= torch.is_grad_enabled()
             known = call.gradients.get(place)
             found = gradient.detach()
             call.gradients[place] = found.clone() if known is None else known + found
-            call.passes.add(torch._C._current_graph_task_id())
 
 
 def _kind(inputs: Any, parameters: Iterable[torch.Tensor] = ()) -> str:
@@ -320,4 +295,4 @@ def _alias(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _reached(calls: list[Call]) -> list[Call]:
-    return sorted((call for call in calls if call.passes), key=lambda call: call.order)
+    return sorted((call for call in calls if call.gradients), key=lambda call: call.order)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from torch import distributed, nn
 
+from dpexp import tensors
 from dpexp.config.errors import as_config_error, shown
 from dpexp.config.run_config import RunConfig, config_digest
 from dpexp.distributed.group import ProcessGroup
@@ -21,6 +23,7 @@ from dpexp.record.journal import WATCH_STRATEGY, new_run_id, now
 from dpexp.record.record import Row
 from dpexp.record.redact import redact_values
 from dpexp.strategies.placed import Placed
+from dpexp.watch.calls import Call
 
 NOT_VERIFIED: Row = {
     "checked": False, "passed": None, "dtype": "", "steps": 0, "tolerance": None, "worst": None,
@@ -121,3 +124,24 @@ class Layout(NamedTuple):
 def on_device(rows: list[Row], device: str) -> list[Row]:
     """The rows of a rank; one on the host has them on the device that is emulated there."""
     return [{**row, "device": device} for row in rows] if device.startswith("cpu:") else rows
+
+
+def shapes(calls: Sequence[Call]) -> list[Row]:
+    """``shapes`` of a Record: the calls on one device are those of one batch after the other."""
+    used = list(dict.fromkeys(call.device for call in calls if call.is_replica))
+    before: Counter[str] = Counter()
+    rows = []
+    for call in calls:
+        rows.append(
+            {
+                "batch": before[call.device],
+                "scope": "replica" if call.is_replica else "outside",
+                "module": "",
+                "replica": used.index(call.device) if call.is_replica else None,
+                "device": call.device,
+                "inputs": tensors.shapes(call.inputs),
+                "outputs": tensors.shapes(call.leaves),
+            }
+        )
+        before[call.device] += 1
+    return sorted(rows, key=lambda row: (row["batch"], row["replica"] or 0))

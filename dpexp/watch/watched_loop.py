@@ -19,8 +19,9 @@ from dpexp.strategies.modules import named_parameters
 from dpexp.verification.compare import Difference, Limits
 from dpexp.verification.judge import Judge
 from dpexp.verification.result import KINDS, VerificationError, row_of
-from dpexp.watch.calls import Calls, Hook, ObservedLoss, full, shapes
+from dpexp.watch.calls import Calls, Hook, ObservedLoss, full
 from dpexp.watch.findings import Finding, FoundError, NotComparableError
+from dpexp.watch.program import shapes
 from dpexp.watch.ranks import Ranks
 from dpexp.watch.recording import Recording
 from dpexp.watch.replay import Replay
