@@ -6,7 +6,7 @@ import math
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -14,7 +14,6 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from dpexp.config.errors import describe, plural
-from dpexp.data.rng import kept_globals
 from dpexp.strategies.modules import named_parameters
 from dpexp.verification.compare import Difference, Limits
 from dpexp.verification.judge import Judge
@@ -26,6 +25,7 @@ from dpexp.watch.ranks import Ranks
 from dpexp.watch.recording import Recording
 from dpexp.watch.replay import Replay
 from dpexp.watch.step import Options, Step, digests, held_by
+from dpexp.watch.unchanged import unchanged
 
 _watched: weakref.WeakSet[WatchedLoop] = weakref.WeakSet()
 _scaler_step = torch.amp.GradScaler.step
@@ -247,12 +247,7 @@ class WatchedLoop:
             each._calls.is_paused = True
         started = time.perf_counter()
         try:
-            with (
-                kept_globals(),
-                _kept_accelerators(self._model),
-                torch.enable_grad(),
-                _without_autocast(self._model),
-            ):
+            with unchanged(self._model):
                 yield
         finally:
             for each in watches:
@@ -352,26 +347,3 @@ def _step_of_scaler(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> A
             each._calls.end_window()
             each.warnings["GradScaler skipped a step: it was not compared"] = None
     return found
-
-
-def _kind(model: nn.Module) -> str:
-    """The kind of device that the model is on."""
-    return next((each.device.type for each in model.parameters()), "cpu")
-
-
-def _kept_accelerators(model: nn.Module) -> AbstractContextManager[None]:
-    """Restore the random states of every accelerator of the model's kind."""
-    kind = _kind(model)
-    if kind in ("cpu", "meta"):
-        return nullcontext()
-    return torch.random.fork_rng(device_type=kind)
-
-
-@contextmanager
-def _without_autocast(model: nn.Module) -> Iterator[None]:
-    with torch.autocast("cpu", enabled=False):
-        if _kind(model) in ("cpu", "meta"):
-            yield
-        else:
-            with torch.autocast(_kind(model), enabled=False):
-                yield
