@@ -10,6 +10,7 @@ import torch
 from loops import (
     MLP,
     Claims,
+    Ended,
     LanguageModel,
     clip,
     count,
@@ -112,29 +113,6 @@ def gradients_divided_at_the_end() -> Any:
 
     return train(run, model, sgd(model), micro=3, share=lambda number: 24.0, before_step=divide)
 
-
-class LossInside(LanguageModel):
-    """As models of Hugging Face: the labels are shifted inside."""
-
-    def forward(self, input_ids: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:  # type: ignore[override]
-        logits = super().forward(input_ids)
-        return {"loss": cross_entropy(logits[:, :-1], labels[:, 1:]), "logits": logits}
-
-
-def inside(weight: Any) -> Any:
-    run = watch(model := LossInside(), weight=weight)
-    for step in steps_of(torch.optim.AdamW(model.parameters()), 2):
-        for number in range(4):
-            ids, labels = tokens(step, number, number)
-            (model(input_ids=ids, labels=labels)["loss"] / 4).backward()
-    return run
-
-
-wrong(
-    "micro-batches of unequal labels", "averaged as if equal",
-    masked_losses_inside_the_model_averaged=lambda: inside(None),
-)  # fmt: skip
-right(losses_inside_the_model_without_weights=lambda: inside(False))
 
 # --- clipping ---
 
@@ -552,3 +530,9 @@ def test_further_steps_are_watched_again_and_find_a_late_bug() -> None:
     train(run, model, optimizer, micro=2, steps=3, share=lambda number: 1.0)
     with pytest.raises(VerificationError, match="not divided by 2"):
         run.verdict()
+
+
+@pytest.mark.xfail(strict=True, reason="NaN equals NaN, and nothing is said of it")
+def test_gradients_that_are_not_numbers_are_warned_of() -> None:
+    run = loop(MLP(), loss=lambda outputs, targets: mse(outputs, targets) * float("nan"))
+    assert Ended.of(run).warnings or run.findings
