@@ -8,7 +8,6 @@ arguments of the loss. A window holds the calls that a backward has reached sinc
 from __future__ import annotations
 
 import itertools
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -18,6 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from torch._compile import _disable_dynamo
 
 from dpexp import devices, tensors
 from dpexp.data.rng import random_state, set_random_state
@@ -117,12 +117,10 @@ class Hook:
     def __init__(self, act: Callable[..., Any] | None) -> None:
         self.act = act
 
+    @_disable_dynamo
     def __call__(self, *args: Any) -> None:
         if self.act is not None:
-            dynamo = sys.modules.get("torch._dynamo")  # importing it takes seconds
-            (dynamo.disable(self.act) if dynamo is not None else self.act)(*args)
-
-    __call__._torchdynamo_disable = True  # type: ignore[attr-defined]
+            self.act(*args)
 
     def __deepcopy__(self, memo: Any) -> Hook:
         return Hook(None)

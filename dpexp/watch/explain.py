@@ -62,7 +62,7 @@ def explain(case: Case) -> str:
     """The cause in words; every rank must call this."""
     ranks = case.ranks
     by_rank = ranks.all_gather([_sampled(each) for each in case.columns])
-    calls = [(rank, number) for rank in case.counted for number in range(len(by_rank[rank]))]
+    calls = [(rank, number) for rank in sorted(set(case.counted)) for number in range(len(by_rank[rank]))]
     columns = [by_rank[rank][number] for rank, number in calls]
     found, residue = _sampled(case.found), _sampled(case.residue)
     kept = _ratio(_sampled(case.right), _sampled(case.total), case.names)
@@ -191,6 +191,8 @@ class _Words:
     def _scaled_alike(self, times: float) -> str:
         """Where everything has one factor."""
         size, micro, clip = self.size, self.micro, self.case.clip
+        if abs(times - 1) < SAME:
+            return "they are right but for digits that were lost: by a communication hook, or a cast?"
         if self.kept < 1 - FITS and abs(times * self.kept - 1) < SAME:
             return f"it is not clipped to {clip} when the optimizer steps"
         causes = {

@@ -16,7 +16,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dpexp import devices, tensors
-from dpexp.strategies.modules import named_buffers, named_parameters, parts
+from dpexp.strategies.modules import joined, named_parameters, parts
 from dpexp.verification.alone import alone
 from dpexp.verification.compare import Limits
 from dpexp.verification.own_steps import base_tolerance
@@ -98,9 +98,9 @@ class Replay:
             each.requires_grad_(trained[name])
 
     def release(self) -> None:
-        """Free the parameters and their gradients."""
-        for each in self.parameters.values():
-            each.grad, each.data = None, each.data.new_empty(0)
+        """Free the parameters and buffers."""
+        for each in (*self.parameters.values(), *self._model.buffers()):
+            each.data = each.data.new_empty(0)
 
     def outputs(self, call: Call, draw: int | None = None) -> list[torch.Tensor]:
         """Repeat a call: the tensors among its outputs, in order."""
@@ -156,9 +156,10 @@ class Replay:
     def _repeating(self, call: Call, draw: int | None) -> Iterator[Any]:
         for part in parts(self._model):
             part.module.training = call.modes.get(part.name, part.module.training)
-        for name, buffer in named_buffers(self._model).items():
-            if name in call.buffers and buffer.shape == call.buffers[name].shape:
-                buffer.copy_(call.buffers[name])
+            for key, buffer in part.module._buffers.items():
+                kept = call.buffers.get(joined(part.name, key))
+                if buffer is not None and kept is not None:
+                    buffer.data = kept.to(buffer.device, copy=True)
         inputs = tensors.map_tensors(torch.clone, call.inputs)
         places = {each.device for each in self.parameters.values()}
         if len(places) == 1 and places != {devices.HOST}:  # a replica was on a device of its own

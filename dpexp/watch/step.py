@@ -79,7 +79,7 @@ class Step:
     of_loop: Gradients = field(default_factory=dict)
     found: Gradients = field(default_factory=dict)
     gradients: Gradients = field(default_factory=dict)
-    before: Any = None
+    before: update.Before | None = None
     limits: Limits = field(default_factory=lambda: Limits(0.0))
 
     def begin(self) -> None:
@@ -115,15 +115,17 @@ class Step:
         self.found = {
             name: each.to_dense() if each.is_sparse else each for name, each in self.gradients.items()
         }
-        before = {name: self.parameters[name] for name in held}
+        parameters = {name: self.parameters[name] for name in held}
         if self.before is not None:  # an optimizer that steps after another
-            before = {name: full(each).clone() for name, each in held.items()}
-        self.before = before, update.state_of(optimizer, held)
+            parameters = {name: full(each).clone() for name, each in held.items()}
+        self.before = update.Before.of(optimizer, held, parameters)
         own = {name: self.clipped[name] for name in held if name in self.clipped}
         times = 1.0 if self.weighed is not None else self._scale(own)
         right = {name: each * times for name, each in own.items() if name in self.found or each.any()}
         if not any(bool(each.any()) for each in (*self.found.values(), *right.values())):
             self._warn("no parameter has a gradient other than zero")
+        if not all(self.ranks.all_gather(all(bool(each.isfinite().all()) for each in self.found.values()))):
+            self._warn("a gradient is not finite")
 
         def rounded(draw: int) -> dict[str, torch.Tensor]:
             again = self._clip(self._sum(draw))
@@ -154,15 +156,16 @@ class Step:
 
     def compare_update(self, optimizer: torch.optim.Optimizer, held: Mapping[str, nn.Parameter]) -> None:
         """Compare the parameters after the step with those of an equal optimizer."""
-        before, _ = self.before
+        assert self.before is not None
+        before = self.before
         after = {name: full(each).clone() for name, each in held.items()}
         narrowest = Narrowest([*after.values(), *self.found.values()])  # Muon computes in bfloat16
 
         def changes(parameters: Tensors) -> dict[str, torch.Tensor]:
-            return {name: each - before[name] for name, each in parameters.items()}
+            return {name: each - before.parameters[name] for name, each in parameters.items()}
 
         def updated(draw: int | None = None) -> dict[str, torch.Tensor]:
-            return changes(update.updated(optimizer, held, self.before, self.gradients, draw))
+            return changes(update.updated(optimizer, held, before, self.gradients, draw))
 
         try:
             with narrowest:
@@ -263,10 +266,13 @@ class Step:
         if not factors or max(factors) - min(factors) < 1e-4 * max(map(abs, factors)):
             return
         mean = sum(factors) / len(factors)
+        nearest = (
+            math.copysign(2.0 ** round(math.log2(abs(mean))), mean) if mean else 1.0
+        )  # it rounds nothing
         if not self.of_loop:
             own = [call.factor for call in self.calls]
             for call in self.calls:
-                call.factor = mean
+                call.factor = nearest
             self.of_loop = self._sum()
             for call, factor in zip(self.calls, own, strict=True):
                 call.factor = factor

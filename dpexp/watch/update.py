@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,6 +17,26 @@ from dpexp.watch.replay import rounded
 
 State = dict[str, dict[str, Any]]
 _PLAIN = (int, float, str, tuple, torch.dtype, type(None))
+
+
+@dataclass(frozen=True)
+class Before:
+    """What an optimizer is about to step from: full tensors by name, and its parameter groups."""
+
+    parameters: Mapping[str, torch.Tensor]
+    state: State
+    groups: Sequence[Mapping[str, Any]]
+
+    @classmethod
+    def of(
+        cls, optimizer: torch.optim.Optimizer, held: Mapping[str, nn.Parameter], parameters: Mapping[str, Any]
+    ) -> Before:
+        """Before the step; every rank must call this."""
+        groups = [
+            {key: each if key == "params" else copy.deepcopy(each) for key, each in group.items()}
+            for group in optimizer.param_groups
+        ]
+        return cls(parameters, state_of(optimizer, held), groups)
 
 
 def state_of(optimizer: torch.optim.Optimizer, held: Mapping[str, nn.Parameter]) -> State:
@@ -33,7 +54,7 @@ def state_of(optimizer: torch.optim.Optimizer, held: Mapping[str, nn.Parameter])
 def updated(
     optimizer: torch.optim.Optimizer,
     held: Mapping[str, nn.Parameter],
-    before: tuple[Mapping[str, torch.Tensor], State],
+    before: Before,
     gradients: Mapping[str, torch.Tensor],
     draw: int | None = None,
 ) -> dict[str, torch.Tensor]:
@@ -41,18 +62,21 @@ def updated(
 
     Raises NotComparableError for an optimizer whose copy could step the loop's own parameters.
     """
-    parameters, state = before
-    own = {name: nn.Parameter(each.clone()) for name, each in parameters.items()}
+    own = {name: nn.Parameter(each.clone()) for name, each in before.parameters.items()}
     for name, each in own.items():
         each.grad = gradients[name].clone() if name in gradients else None
-    equal = _equal(optimizer, {id(each): own[name] for name, each in held.items()})
-    equal.state = defaultdict(dict, {own[name]: copy.deepcopy(kept) for name, kept in state.items() if kept})
+    equal = _equal(optimizer, before.groups, {id(each): own[name] for name, each in held.items()})
+    equal.state = defaultdict(
+        dict, {own[name]: copy.deepcopy(kept) for name, kept in before.state.items() if kept}
+    )
     with rounded(draw):
         type(equal).step(equal)  # an LR scheduler has put another step on the instance
     return {name: each.detach() for name, each in own.items()}
 
 
-def _equal(optimizer: torch.optim.Optimizer, own: Mapping[int, nn.Parameter]) -> Any:
+def _equal(
+    optimizer: torch.optim.Optimizer, groups: Sequence[Mapping[str, Any]], own: Mapping[int, nn.Parameter]
+) -> Any:
     """One like it for other parameters, without its hooks. The loop's gradients are not scaled any more."""
     equal: Any = copy.copy(optimizer)
     for key, value in vars(optimizer).items():
@@ -64,11 +88,11 @@ def _equal(optimizer: torch.optim.Optimizer, own: Mapping[int, nn.Parameter]) ->
                 "could step the loop's own parameters"
             )
         setattr(equal, key, value)
-    groups = [
-        {**group, "params": [own[id(each)] for each in group["params"] if id(each) in own]}
-        for group in optimizer.param_groups
+    held = [[own[id(each)] for each in group["params"] if id(each) in own] for group in groups]
+    pairs = zip(groups, held, strict=True)
+    equal.param_groups = [
+        {**copy.deepcopy({**group, "params": []}), "params": each} for group, each in pairs if each
     ]
-    equal.param_groups = [group for group in groups if group["params"]]
     for key in ("grad_scale", "found_inf"):
         vars(equal).pop(key, None)
     return equal

@@ -532,7 +532,6 @@ def test_further_steps_are_watched_again_and_find_a_late_bug() -> None:
         run.verdict()
 
 
-@pytest.mark.xfail(strict=True, reason="NaN equals NaN, and nothing is said of it")
 def test_gradients_that_are_not_numbers_are_warned_of() -> None:
     run = loop(MLP(), loss=lambda outputs, targets: mse(outputs, targets) * float("nan"))
     assert Ended.of(run).warnings or run.findings

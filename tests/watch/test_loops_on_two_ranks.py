@@ -479,7 +479,6 @@ def equal_rows_not_divided(_: ProcessGroup) -> str:
     ).words
 
 
-@pytest.mark.xfail(strict=True, reason="the calls of ranks with equal rows are fitted twice")
 def test_the_cause_is_found_where_ranks_have_equal_rows(verdicts: dict[str, list[Any]]) -> None:
     assert "micro-batches is not divided by 2" in verdicts["equal_rows_not_divided"][0]
 

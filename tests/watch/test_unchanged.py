@@ -139,7 +139,6 @@ def test_nothing_is_left_after_the_steps(left_of: Any) -> None:
     assert run.verdict().steps == 2
 
 
-@pytest.mark.xfail(strict=True, reason="a copy that is released keeps its buffers")
 @pytest.mark.usefixtures("one_thread")
 def test_the_buffers_of_the_copy_are_freed() -> None:
     run = watch(model := Draws(), mse, steps=1)
