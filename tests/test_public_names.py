@@ -9,7 +9,7 @@ from command_lines import ROOT
 
 import dpexp
 
-PUBLIC = ["MODELS", "Record", "RunConfig", "STRATEGIES", "prove", "run"]
+PUBLIC = ["MODELS", "Record", "RunConfig", "STRATEGIES", "prove", "run", "watch"]
 USER = """
 import dpexp
 
