@@ -131,25 +131,25 @@ class Step:
             again = self._clip(self._sum(draw))
             return {name: again[name] * times for name in right}
 
-        failed = self._judge("gradients", self.found, right, rounded)
+        failed = self._judge("gradients", self.found, right, rounded, self.limits)
         if failed is None and self.weighed is not None:
             self._check_weights(self.weighed, right)
         if failed is None:
             return
         case = Case(
-            self.ranks,
-            held,
-            self.found,
-            right,
-            self.expected,
-            self.ranks.together(lambda: [self.replay.gradients_of(call) for call in self.calls]),
-            self.counted,
-            self.residue,
-            self.options.clip_norm,
-            self.limits.tolerance,
-            self.is_scaled,
-            self.weighed.rule if self.weighed is not None else "",
-            self.weighed is not None and self.weighed.are_equal,
+            ranks=self.ranks,
+            held=held,
+            found=self.found,
+            right=right,
+            total=self.expected,
+            columns=self.ranks.together(lambda: [self.replay.gradients_of(call) for call in self.calls]),
+            counted=self.counted,
+            residue=self.residue,
+            clip=self.options.clip_norm,
+            limit=self.limits.tolerance,
+            is_scaled=self.is_scaled,
+            rule=self.weighed.rule if self.weighed is not None else "",
+            are_equal=self.weighed is not None and self.weighed.are_equal,
         )
         what = f"of '{failed.tensor}' differ by {failed.error:.1e}"
         self._raise("gradients", what, explain(case), failed)
@@ -173,8 +173,8 @@ class Step:
         except NotComparableError as why:
             self._warn(f"the update was not compared: {why}")
         else:
-            self.limits = narrowest.limits
-            if failed := self._judge("updates", changes(after), expected, updated):
+            failed = self._judge("updates", changes(after), expected, updated, narrowest.limits)
+            if failed is not None:
                 what = f"of '{failed.tensor}' differs by {failed.error:.1e}"
                 cause = "an equal optimizer makes another update of the same gradients"
                 self._raise("update", what, cause, failed)
@@ -199,11 +199,11 @@ class Step:
 
     def _count_ranks(self) -> None:
         """Ranks that compute the same rows, as in tensor parallelism, count once: the first of them."""
-        digests = self.ranks.all_gather(tensors.digest(tensors.walk([call.inputs for call in self.calls])))
-        times = Counter(digests)
+        rows = self.ranks.all_gather(tensors.digest(tensors.walk([call.inputs for call in self.calls])))
+        times = Counter(rows)
         is_even = len(set(times.values())) == 1
-        self.counted = [digests.index(each) if is_even else rank for rank, each in enumerate(digests)]
-        if len(times) < len(digests) and not _splits_layers(self.model):
+        self.counted = [rows.index(each) if is_even else rank for rank, each in enumerate(rows)]
+        if len(times) < len(rows) and not _splits_layers(self.model):
             self._warn("ranks compute equal rows: is the rank of the sampler set?")
 
     def _has_weights(self) -> bool:
@@ -227,7 +227,10 @@ class Step:
             expected = self.ranks.together(outputs)
         self.limits = narrowest.limits
         found = _by_name([call.leaves for call in self.calls])
-        failed = self._judge("outputs", found, _as(expected, found), lambda draw: _as(outputs(draw), found))
+        expected_as = _as(expected, found)
+        failed = self._judge(
+            "outputs", found, expected_as, lambda draw: _as(outputs(draw), found), self.limits
+        )
         if failed is None:
             return
         again = self.ranks.together(outputs)
@@ -294,13 +297,20 @@ class Step:
     # --- how ---
 
     def _judge(
-        self, kind: str, found: Tensors, expected: Tensors, rounded: Callable[[int], Tensors]
+        self,
+        kind: str,
+        found: Tensors,
+        expected: Tensors,
+        rounded: Callable[[int], Tensors],
+        limits: Limits,
     ) -> Difference | None:
+        """What differs by more than rounding on any rank; ``rounded(draw)`` rounds otherwise."""
+
         def measured(draw: int) -> Any:
             again = rounded(draw) if kind == "gradients" else self.ranks.together(lambda: rounded(draw))
             return kinds, largest([noise_of({kind: parts_of(again, expected)})], MARGIN)
 
-        self.judge.unmeasured, kinds = self.limits, {kind: parts_of(found, expected)}
+        self.judge.unmeasured, kinds = limits, {kind: parts_of(found, expected)}
         failed = self.judge.failed(self.number, kinds, measured, DRAWS)
         if failed is None and self.number in self.judge.hidden:
             hidden = self.judge.hidden[self.number]
