@@ -251,7 +251,7 @@ def test_other_objects_of_one_name_are_not_repeats(dpexp_home: Path) -> None:
     data = torch.randn(40, 5), torch.randn(40, 2)
     runs = [run(8, data), run(8, data), run(9, data), run(8, (data[0] + 1, data[1]))]
     compared = compare([dpexp_home / "runs" / record.run_id for record in runs])
-    assert [[len(cell.runs) for cell in group.cells] for group in compared.groups] == [[2], [1], [1]]
+    assert sorted([len(cell.runs) for cell in group.cells] for group in compared.groups) == [[1], [1], [2]]
     assert "contents dpexp.live:" in compared.refusals()[0]
 
 
