@@ -47,17 +47,17 @@ RANK_PROGRAM = "from dpexp.commands.rank import run_rank; run_rank()"
 
 
 class RunRecord(Record):
-    """The Record that ``run`` returns: ``print`` shows its summary, a notebook its timeline as well."""
+    """The Record that ``run`` returns: ``print`` shows its summary, and so does a notebook."""
 
     def __str__(self) -> str:
         from dpexp import report
 
         return report.summary(self)
 
-    def _repr_html_(self) -> str:
+    def _repr_markdown_(self) -> str:
         from dpexp import report
 
-        return report.html(self)
+        return report.note(self)
 
 
 OnRecord = Callable[[Record, BaseException | None], None]

@@ -278,7 +278,7 @@ def test_run_returns_a_record_that_a_notebook_can_show(dpexp_home: Path) -> None
     record: Any = dpexp.run(RunConfig("whole", virtual=2, steps=3, track=False), quiet=True)
     assert isinstance(record, dpexp.Record)
     assert Record.from_dict(record.to_dict()).summary == record.summary
-    assert "cpu:1" in record._repr_html_()
+    assert "cpu:1" in record._repr_markdown_()
 
 
 def test_an_interrupt_during_the_imports_prints_one_message_and_writes_nothing(dpexp_home: Path) -> None:

@@ -29,7 +29,7 @@ Runs = Annotated[
 Out = Annotated[
     Path | None,
     typer.Option(
-        "--out", help="Write report.html, a page, and report.csv, its rows, to this folder.", metavar="DIR"
+        "--out", help="Write the comparison to report.md, as Markdown, in this folder.", metavar="DIR"
     ),
 ]
 _Check = Annotated[
@@ -51,16 +51,13 @@ def report(runs: Runs = None, out: Out = None, check: _Check = False) -> None:
     names = runs or []
     if check or any((Path(name) / "config.py").is_file() for name in names):
         raise typer.Exit(_check(names) if check else _write(names))
-    from dpexp.report import table, terminal
+    from dpexp.report import markdown, table, terminal
     from dpexp.report.compare import compare
 
-    compared = compare(_chosen(names))
-    show_report(terminal.terminal_text(table.comparison_sections(compared), piped=terminal.WIDE))
+    sections = table.comparison_sections(compare(_chosen(names)))
+    show_report(terminal.terminal_text(sections, piped=terminal.WIDE))
     if out is not None:
-        from dpexp.report.comparison_page import write_comparison
-
-        for path in write_comparison(compared, out):
-            say(f"wrote {path}", err=True)
+        say(f"wrote {markdown.write_report(sections, out)}", err=True)
 
 
 def _chosen(names: list[str]) -> list[Path]:

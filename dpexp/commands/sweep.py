@@ -215,13 +215,12 @@ def _comparison(current: Sweep) -> str:
     """The comparison of the runs, which is also written to the sweep's folder."""
     from dpexp.record.files import private_files
     from dpexp.record.journal import COMPARISON
-    from dpexp.report import table, terminal
+    from dpexp.report import markdown, table, terminal
     from dpexp.report.compare import compare
-    from dpexp.report.comparison_page import write_comparison
 
     _, *runs = current.run_folders()
-    compared = compare(runs)
-    text = terminal.terminal_text(table.comparison_sections(compared), piped=terminal.WIDE)
+    sections = table.comparison_sections(compare(runs))
+    text = terminal.terminal_text(sections, piped=terminal.WIDE)
     with private_files():
-        page, _ = write_comparison(compared, current.folder / COMPARISON)
-    return f"{text}\n{printable(f'this comparison as a page: {page}')}"
+        path = markdown.write_report(sections, current.folder / COMPARISON)
+    return f"{text}\n{printable(f'this comparison as Markdown: {path}')}"

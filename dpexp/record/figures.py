@@ -27,7 +27,6 @@ class At(Flag):
     METRIC = auto()  # a single metric of MLflow, by which runs are compared there
     LIST = auto()  # runs.py list
     TABLE = auto()  # the table of a comparison
-    ROWS = auto()  # the CSV of a comparison
 
 
 def typical_of(values: Sequence[float | None]) -> float | None:
@@ -100,32 +99,31 @@ def _nonfinite(view: RecordView) -> dict[str, dict[str, int]]:
     return flags
 
 
-_SHOWN, _SINGLE = At.SUMMARY | At.ROWS, At.SUMMARY | At.METRIC
-_RATE, _STEP = _SHOWN | At.TERMINAL, _SHOWN | At.METRIC | At.LIST | At.TABLE
+_SINGLE, _RATE = At.SUMMARY | At.METRIC, At.SUMMARY | At.TERMINAL
+_STEP = _SINGLE | At.LIST | At.TABLE
 FIGURES = (
     Figure("step_ms", "step", "ms", lambda view: view.usual_times, _STEP, is_sampled=True),
-    Figure("steps", "steps", "", lambda view: len(view.usual_times), At.ROWS, of_runs=sum),
     Figure("samples_per_s", "samples/s", "", lambda view: view.samples_per_s, _RATE | At.METRIC | At.TABLE),
     Figure("wall_samples_per_s", "samples/s by wall clock", "", lambda view: view.wall_samples_per_s, _RATE),
-    Figure("speed_up", "speed-up [95%]", "x", _of_two_runs, At.METRIC | At.TABLE | At.ROWS),
+    Figure("speed_up", "speed-up [95%]", "x", _of_two_runs, At.METRIC | At.TABLE),
     Figure("efficiency", "efficiency", "share", _of_two_runs, At.TABLE),
     Figure("loss", "loss", "", lambda view: view.losses, At.TERMINAL, is_sampled=True),
-    Figure("metrics", "metrics", "", lambda view: view.metrics, At.TERMINAL | At.TABLE | At.ROWS),
+    Figure("metrics", "metrics", "", lambda view: view.metrics, At.TERMINAL | At.TABLE),
     Figure("phases_ms", "phases", "ms", lambda view: view.phase_medians, At.SUMMARY),
     Figure("phase_coverage", "phases cover", "share", lambda view: view.phase_coverage, _SINGLE),
     Figure("bytes_moved", "moved a step", "B", lambda view: view.bytes_moved, At.METRIC, digits=0,
            of_runs=largest),
-    Figure("peak_bytes", "peak memory", "B", lambda view: view.record.memory, At.TABLE | At.ROWS,
+    Figure("peak_bytes", "peak memory", "B", lambda view: view.record.memory, At.TABLE,
            of_runs=largest),
     Figure("peak_MB", "peak memory", "MB", _peak_mb, At.METRIC),
     Figure("memory_bytes", "memory", "B", lambda view: view.memory_bytes, At.SUMMARY),
     Figure("flops", "FLOPs", "FLOP", lambda view: view.flops, At.SUMMARY),
-    Figure("flops_per_s", "FLOP/s", "FLOP/s", lambda view: view.flops_per_s, _SHOWN | At.METRIC),
+    Figure("flops_per_s", "FLOP/s", "FLOP/s", lambda view: view.flops_per_s, _SINGLE),
     Figure("tokens_per_s", "tokens/s", "", lambda view: view.tokens_per_s, _SINGLE),
     Figure("max_error", "largest error", "error", lambda view: view.errors, At.METRIC, digits=2,
            of_runs=largest),
     Figure("gradient_error", "gradient error", "error", lambda view: view.errors.get("gradient_error"),
-           At.TABLE | At.ROWS, of_runs=largest),
+           At.TABLE, of_runs=largest),
     Figure("nonfinite", "not finite", "", _nonfinite, At.SUMMARY),
 )  # fmt: skip
 

@@ -12,7 +12,7 @@ from typing import TextIO
 from dpexp.record.record import Record
 from dpexp.record.view import RecordView
 
-__all__ = ["html", "note", "summary", "write_files"]
+__all__ = ["note", "summary", "write_files"]
 
 
 def summary(
@@ -34,18 +34,11 @@ def summary(
 
 
 def note(record: Record | RecordView) -> str:
-    """The short report in Markdown, for ``mlflow.note.content``."""
+    """The short report in Markdown, for ``mlflow.note.content`` and a notebook."""
     from dpexp.report.markdown import markdown_text
     from dpexp.report.sections import sections
 
     return markdown_text(sections(RecordView.of(record)))
-
-
-def html(record: Record | RecordView) -> str:
-    """The report and the timeline as one self-contained HTML fragment: a notebook's rich display."""
-    from dpexp.report.page import fragment
-
-    return fragment(RecordView.of(record))
 
 
 def write_files(record: Record | RecordView, folder: Path) -> list[Path]:

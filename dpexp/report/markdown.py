@@ -1,8 +1,9 @@
-"""Markdown: report sections as the note on a run's MLflow page, and tables for an experiment's README."""
+"""Markdown: report sections as a note in MLflow and in a notebook, and as a file; tables of READMEs."""
 
 import html
 import re
 from collections.abc import Sequence
+from pathlib import Path
 
 from dpexp.config.printable import printable, printable_line
 from dpexp.report import units
@@ -19,6 +20,14 @@ def markdown_text(sections: Sequence[Section]) -> str:
     Tables are in code blocks: MLflow shows one of Markdown without lines, and its columns run together.
     """
     return "\n\n".join(map(_section, sections)) + "\n"
+
+
+def write_report(sections: Sequence[Section], folder: Path) -> Path:
+    """Write the sections to ``report.md`` in the folder, which is created if missing."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "report.md"
+    path.write_text(markdown_text(sections), encoding="utf-8", errors="backslashreplace")
+    return path
 
 
 def escape(text: str) -> str:

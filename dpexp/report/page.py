@@ -1,21 +1,17 @@
-"""HTML: timeline.html, one step of a run as lanes of bars, and what a notebook shows of a run.
+"""timeline.html: one step of a run as lanes of bars, as a page.
 
-Everything is inline and static, so that a page works from a file, in MLflow's preview and in a notebook.
-It is light or dark as the system is, or as the notebook is. All text from a Record passes ``in_html``.
+Everything is inline and static, so that it works from a file and in MLflow's preview. It is light or dark as
+the system is. All text from a Record passes ``in_html``.
 """
 
 import math
-from collections.abc import Iterable
 from importlib.resources import files
 
 from dpexp.config.errors import plural
 from dpexp.config.printable import in_html
 from dpexp.record.view import RecordView
 from dpexp.report import style, units
-from dpexp.report.section import Bar, Section
-from dpexp.report.sections import sections
-from dpexp.report.timeline import Bar as TimelineBar
-from dpexp.report.timeline import Lane, TimelineStep, typical_step
+from dpexp.report.timeline import Bar, Lane, TimelineStep, typical_step
 
 LEVEL_PX = 22
 """The height of a level of a lane, as ``page.css`` has it."""
@@ -26,73 +22,14 @@ LANE_LETTERS = 22
 def timeline_page(view: RecordView) -> str:
     """A complete page that shows a typical step."""
     record = view.record
-    title = f"{record.strategy} · {record.execution} · {record.name or record.run_id}"
-    return document(title, picture(view))
-
-
-def fragment(view: RecordView) -> str:
-    """The sections of a run and a typical step, for a notebook."""
-    parts = [section(part) for part in sections(view, full=True)]
-    if shown := picture(view):
-        parts.append(f"<h4>Timeline of a step</h4>{shown}")
-    return f'<div class="dpexp"><style>{_css()}</style>{"".join(parts)}</div>'
-
-
-def document(title: str, body: str) -> str:
-    """A complete page around a body in HTML."""
+    title = in_html(f"{record.strategy} · {record.execution} · {record.name or record.run_id}")
+    css = files("dpexp.report").joinpath("page.css").read_text(encoding="utf-8")
     return (
-        f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
-        f'<meta name="viewport" content="width=device-width"><title>{in_html(title)}</title>'
-        f"<style>{_css()}</style></head>\n"
-        f'<body class="dpexp page"><h1>{in_html(title)}</h1>{body}</body></html>\n'
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width">'
+        f"<title>{title}</title><style>{css}</style></head>\n"
+        f"<body><h1>{title}</h1>{picture(view)}</body></html>\n"
     )
-
-
-def _css() -> str:
-    return files("dpexp.report").joinpath("page.css").read_text(encoding="utf-8")
-
-
-# --- sections ------------------------------------------------------------------------------------
-
-
-def section(section: Section) -> str:
-    """A section as HTML."""
-    parts = [f'<h4 class="{section.mood}">{in_html(section.title)}</h4>']
-    if section.lines:
-        parts.append("<ul>" + "".join(f"<li>{in_html(line)}</li>" for line in section.lines) + "</ul>")
-    if section.bars:
-        parts.append(_rows(map(_bar_row, section.bars)))
-    if section.table is not None and section.table.rows:
-        head = "".join(f"<th>{in_html(name)}</th>" for name in section.table.columns)
-        parts.append(_rows([f"<tr>{head}</tr>", *(_row(map(in_html, row)) for row in section.table.rows)]))
-        if section.table.more:
-            parts.append(f"<p>… and {section.table.more} more rows</p>")
-    if section.commands:
-        commands = (_row([in_html(what), f"<code>{in_html(line)}</code>"]) for what, line in section.commands)
-        parts.append(_rows(commands))
-    return "".join(parts)
-
-
-def _rows(rows: Iterable[str]) -> str:
-    """A table; one that is wider than the page scrolls, and the page does not."""
-    return f'<div class="wide"><table>{"".join(rows)}</table></div>'
-
-
-def _row(cells: Iterable[str]) -> str:
-    return "<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>"
-
-
-def _bar_row(bar: Bar) -> str:
-    name = bar.name.lstrip()
-    indent = 1 + (len(bar.name) - len(name)) / 2
-    drawn = f'<i style="width:{min(100.0, 100 * bar.share):.1f}%;background:{bar.color}"></i>'
-    return (
-        f'<tr><td style="padding-left:{indent}em">{in_html(name)}</td>'
-        f'<td class="share">{drawn}</td><td>{units.percent(bar.share)}</td><td>{in_html(bar.text)}</td></tr>'
-    )
-
-
-# --- a step --------------------------------------------------------------------------------------
 
 
 def picture(view: RecordView) -> str:
@@ -139,7 +76,7 @@ def _lane(name: str, lane: Lane, step: TimelineStep, colors: dict[str, str]) -> 
     return f'<b>{in_html(name)}</b><div class="track" style="height:{height}px">{bars}</div>'
 
 
-def _bar(bar: TimelineBar, level: int, step: TimelineStep, color: str) -> str:
+def _bar(bar: Bar, level: int, step: TimelineStep, color: str) -> str:
     """A bar; on hover its phase, device and time are shown."""
     time = f"{units.ms(bar.ms)}, {units.percent(bar.ms / step.ms)} of the step"
     facts = (f"{bar.phase}, {bar.owner}".removesuffix(", "), f"on {bar.device}", time)

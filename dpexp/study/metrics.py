@@ -107,7 +107,7 @@ def _yes(verified: bool | None) -> str:
 
 
 METRICS: Mapping[str, Metric] = {
-    **{figure.name: _of_figure(figure) for figure in figures(At.METRIC | At.ROWS)},
+    **{figure.name: _of_figure(figure) for figure in figures(At.METRIC)},
     "sample_us": Metric("time per sample", _sample_us, lambda us: units.ms(us / 1000), True),
     "phase_ms": Metric("{}", lambda run, name: run.view.phase_samples.get(name, []), units.ms, True),
     "parameter_bytes": Metric("parameters", lambda run, _: parameter_bytes(run.record), units.size),

@@ -157,8 +157,8 @@ def test_a_sweep_resumes_under_one_parent_and_ends_in_one_comparison(dpexp_home:
     assert sorted(Record.load(run).name for run in runs) == ["single.r1", "whole.r1"]
     assert sorted(dpexp_home.joinpath("runs").iterdir()) == sorted([folder, *runs])
     assert done.stdout.count("Comparison 1: 2 configs") == 1
-    assert f"page: {folder / 'report' / 'report.html'}" in done.stdout
-    assert ",whole,virtual,linear," in (folder / "report" / "report.csv").read_text()
+    assert f"Markdown: {folder / 'report' / 'report.md'}" in done.stdout
+    assert "### Comparison 1: 2 configs" in (folder / "report" / "report.md").read_text()
 
     from mlflow.tracking import MlflowClient
 
@@ -169,4 +169,4 @@ def test_a_sweep_resumes_under_one_parent_and_ends_in_one_comparison(dpexp_home:
     (parent,) = {run.info.run_id for run in delivered if run.data.tags["dpexp.strategy"] == "sweep"}
     assert sorted(parents, key=str) == sorted([None, parent, parent], key=str)
     names = {file.path for file in client.list_artifacts(parent, "report")}
-    assert names == {"report/report.html", "report/report.csv"}
+    assert names == {"report/report.md"}

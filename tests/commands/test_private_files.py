@@ -39,7 +39,7 @@ def test_a_home_is_for_its_owner_alone_whatever_the_umask(dpexp_home: Path, tmp_
     found = modes(dpexp_home)
     assert len(found) > 50
     assert {"mlflow.db", "mlruns", "runs", "runs/imported/journal.jsonl"} <= found.keys()
-    for name in ("report/report.html", "artifacts/report/report.csv"):
+    for name in ("report/report.md", "artifacts/report/report.md"):
         assert [path for path in found if path.endswith(name)], name
     folders = {name for name in found if (dpexp_home / name).is_dir()}
     assert {found[name] for name in folders} == {"0700"}, found

@@ -1,7 +1,5 @@
 """The figures: what has one name is one number, wherever numbers are shown as they are."""
 
-import csv
-import io
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -14,8 +12,6 @@ from dpexp.record.journal import Journal
 from dpexp.record.record import Record
 from dpexp.record.runs import RunSummary
 from dpexp.record.view import RecordView
-from dpexp.report import comparison_page
-from dpexp.report.compare import compare
 from dpexp.study.metrics import METRICS, value
 from dpexp.study.records import MeasuredRun
 from dpexp.tracking import content
@@ -40,12 +36,10 @@ def test_a_figure_is_one_number_wherever_it_is_shown(kind: str, dpexp_home: Path
     record = Record.load(journal.folder)
     view, run = RecordView(record), [MeasuredRun("cell", 1, record)]
     known = {figure.name: number for figure in FIGURES if (number := figure.number(view)) is not None}
-    (row,) = csv.DictReader(io.StringIO(comparison_page.to_csv(compare([journal.folder]))))
     summary = record.summary | {"step_ms": record.summary["step_ms"]["median"]}
     screens = {
         "the Record": {name: each for name, each in summary.items() if isinstance(each, float)},
         "the list": {"step_ms": RunSummary.of(record).to_dict()["step_ms"]["median"]},
-        "the CSV": {name: float(row[name]) for name in known if row.get(name)},
         "the claims": {name: value(name, run) for name in ("step_ms", "peak_bytes", "bytes_moved")},
         "the phases": {f"phases_ms/{name}": value(f"phase_ms:{name}", run) for name in record.phases},
     }
@@ -65,7 +59,7 @@ def test_every_figure_is_shown_somewhere_under_a_name_of_its_own() -> None:
     assert len(names) == len(FIGURES) > 15
     assert all(figure.at for figure in FIGURES)
     assert all(figures(at) for at in At)
-    assert {figure.name for figure in figures(At.METRIC | At.ROWS)} <= METRICS.keys()
+    assert {figure.name for figure in figures(At.METRIC)} <= METRICS.keys()
 
 
 def test_the_largest_of_errors_hides_no_nan() -> None:

@@ -1,7 +1,5 @@
 """Comparing runs: which are ranked, which are refused, and how certain a difference is."""
 
-import csv
-import io
 import os
 import re
 import shutil
@@ -14,12 +12,14 @@ import pytest
 from command_lines import python
 from record_factory import hybrid, whole
 
+from dpexp.record.figures import At, figures
 from dpexp.record.journal import Journal
 from dpexp.record.record import Record, finish
 from dpexp.report import table, terminal
 from dpexp.report.compare import Comparison, compare
-from dpexp.report.comparison_page import comparison_rows, to_csv, write_comparison
 from dpexp.report.intervals import Interval
+from dpexp.report.markdown import write_report
+from dpexp.report.table import comparison_sections
 
 Save = Callable[..., Path]
 
@@ -85,23 +85,6 @@ def test_a_difference_within_the_noise_is_not_ranked(save: Save) -> None:
     assert re.search(r"within the noise +\d", text(compared).splitlines()[-1])
 
 
-def test_a_comparison_is_data_with_the_numbers_of_its_table(save: Save) -> None:
-    folders = [save(single(ms), number) for number, ms in enumerate((2.0, 2.02))]
-    use = {
-        "work": {"rows": 30, "flops": {"forward": 10**6}},
-    }
-    folders += [save(whole(2, step_ms=ms, **use), 10 + number) for number, ms in enumerate((1.0, 1.01))]
-    compared = compare([*folders, save(whole(4), 20, status="failed")])
-    fastest, baseline = csv.DictReader(io.StringIO(to_csv(compared)))
-    assert (fastest["name"], fastest["runs"]) == ("whole-2", "00000000000a 00000000000b")
-    assert float(fastest["speed_up_low"]) < float(fastest["speed_up"]) < float(fastest["speed_up_high"])
-    assert f"{float(fastest['speed_up']):.2f}x" in text(compared)
-    assert (baseline["is_baseline"], baseline["speed_up"], baseline["speed_up_low"]) == ("True", "1.0", "")
-    assert float(fastest["flops_per_s"]) == pytest.approx(1e9 / float(fastest["step_ms"]))
-    assert (fastest["verdict"], baseline["verdict"]) == ("faster", "")
-    assert (to_csv(compare([])), comparison_rows(compare([]))) == ("", [])
-
-
 def test_repeats_of_a_config_form_one_cell_whose_interval_includes_their_spread(save: Save) -> None:
     base = [save(single(2.0), number, memory={"cpu": number * 10**6}) for number in range(3)]
     spread = [save(whole(2, step_ms=ms), 10 + number) for number, ms in enumerate((0.9, 1.0, 1.4))]
@@ -109,9 +92,9 @@ def test_repeats_of_a_config_form_one_cell_whose_interval_includes_their_spread(
     assert [len(cell.runs) for cell in group.cells] == [3, 3]
     speed_up = group.ranked[0].speed_up(group.baseline)
     assert speed_up.high - speed_up.low > 0.3
-    rows = {row["name"]: row for row in comparison_rows(compare([*base, *spread]))}
-    assert rows["single"]["samples_per_s"] == pytest.approx(15_000), "rates of runs do not add up"
-    assert rows["single"]["peak_bytes"] == 2_000_000, "the largest of the runs"
+    numbers = {figure.name: group.baseline.number(figure) for figure in figures(At.TABLE)}
+    assert numbers["samples_per_s"] == pytest.approx(15_000), "rates of runs do not add up"
+    assert numbers["peak_bytes"] == 2_000_000, "the largest of the runs"
 
 
 def test_cells_of_one_run_have_figures_and_neither_interval_nor_verdict(save: Save) -> None:
@@ -209,20 +192,17 @@ def test_failed_and_unfinished_runs_are_left_out_with_the_reason(save: Save, dpe
     assert compared.left_out[3] == ("whole-2", "finished: no measured steps")
 
 
-# --- the page ------------------------------------------------------------------------------------
+# --- the file ------------------------------------------------------------------------------------
 
 
-def test_a_page_has_every_table_and_needs_no_other_file(save: Save, tmp_path: Path) -> None:
+def test_a_file_has_every_table_and_no_markup_of_names(save: Save, tmp_path: Path) -> None:
     folders = [save(make(), number) for number, make in enumerate((single, partial(whole, 2)))]
     record = whole(2)
     record.config["batch_size"] = 60
     folders.append(save(record, 10, name="<script>alert(1)</script>"))
-    written = write_comparison(compare(folders), tmp_path / "out")
-    assert [path.name for path in written] == ["report.html", "report.csv"]
-    page = written[0].read_text()
-    assert len(re.findall(r">Comparison \d|Not ranked", page)) == 3
-    assert not re.search("http|<script", page)
-    assert len([*csv.DictReader(io.StringIO(written[1].read_text()))]) == 3
+    written = write_report(comparison_sections(compare(folders)), tmp_path / "out").read_text()
+    assert len(re.findall(r"^### (?:Comparison \d|Not ranked)", written, re.MULTILINE)) == 3
+    assert "<script" not in re.sub(r"```.*?```", "", written, flags=re.DOTALL)
 
 
 # --- the script ----------------------------------------------------------------------------------

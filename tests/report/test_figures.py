@@ -15,6 +15,7 @@ from dpexp.record.record import Record
 from dpexp.record.view import RecordView
 from dpexp.report import style, terminal
 from dpexp.report.figures import MOST_BOXES, layout_figure, phases_figure
+from dpexp.report.page import timeline_page
 from dpexp.study.figure import SERIES
 
 
@@ -133,7 +134,7 @@ def test_a_phase_has_one_colour_on_all_screens_of_a_run(monkeypatch: pytest.Monk
     color = style.of_run(view)["weigh"]
     assert color not in {other for phase, other in style.of_run(view).items() if phase != "weigh"}
     assert color in {to_hex(bar.get_facecolor()).upper() for bar in bars(phases_of(view.record))}
-    assert color in report.html(view)
+    assert color in timeline_page(view)
     red, green, blue = (int(color[place : place + 2], 16) for place in (1, 3, 5))
     assert f"38;2;{red};{green};{blue}m" in report.summary(view, width=100)
 

@@ -1,4 +1,4 @@
-"""The screens of a run: terminal, MLflow's note and notebook show the same, each in its own way."""
+"""The screens of a run: terminal and note show the same, each in its own way."""
 
 import html
 import os
@@ -15,14 +15,14 @@ from dpexp.record.record import Record
 from dpexp.record.runs import RunSummary
 from dpexp.record.view import RecordView
 from dpexp.report import listing, units
+from dpexp.report.page import timeline_page
 
 CODE = "from record_factory import whole; from dpexp import report; print(report.summary(whole(8)))"
 
 
 def plain(screen: str) -> str:
     """The text of a screen without its own markup, in one line."""
-    text = re.sub(r"<style>.*?</style>|<[^>]+>", " ", screen, flags=re.DOTALL)
-    return " ".join(re.sub(r"\\(.)", r"\1", html.unescape(text)).split())
+    return " ".join(re.sub(r"\\(.)", r"\1", html.unescape(screen)).split())
 
 
 @pytest.mark.parametrize("record", [whole(3), hybrid(), whole(8, virtual=False)], ids=lambda each: each.name)
@@ -30,7 +30,7 @@ def test_all_screens_of_a_run_have_its_figures(record: Record) -> None:
     view = RecordView(record)
     assert view.usual is not None
     step = units.ms(view.usual.median)
-    for screen in map(plain, [report.summary(view, width=200), report.note(view), report.html(view)]):
+    for screen in map(plain, [report.summary(view, width=200), report.note(view)]):
         assert f"{step} per step, IQR {units.ms(view.usual.iqr)}, n {view.usual.n}" in screen
         assert f"{units.number(view.samples_per_s or 0)} samples/s" in screen
         for phase in view.phases:
@@ -53,7 +53,7 @@ def test_a_model_called_script_is_text_on_every_screen() -> None:
         row["module"] = name
     for row in record.timeline:
         row["device"] = name
-    page, note = report.html(record), report.note(record)
+    page, note = timeline_page(RecordView(record)), report.note(record)
     assert "<script" not in page
     assert "<script" not in re.sub(r"```.*?```|`.*?`", "", note, flags=re.DOTALL)  # code shows it as it is
     assert "\\[a\\]" in note
@@ -92,7 +92,7 @@ def test_texts_need_no_matplotlib_and_figures_neither_torch_nor_mlflow() -> None
     code = (
         "import sys, tempfile; from pathlib import Path; from record_factory import whole\n"
         "from dpexp import report\n"
-        "r = whole(2); report.summary(r); report.note(r); report.html(r)\n"
+        "r = whole(2); report.summary(r); report.note(r)\n"
         "assert 'matplotlib' not in sys.modules\n"
         "with tempfile.TemporaryDirectory() as folder: report.write_files(r, Path(folder))\n"
         "assert not {'torch', 'mlflow', 'pandas', 'matplotlib.pyplot'} & set(sys.modules)\n"

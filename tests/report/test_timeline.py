@@ -14,6 +14,7 @@ from dpexp import report
 from dpexp.record.record import Record
 from dpexp.record.view import RecordView
 from dpexp.report import style
+from dpexp.report.page import timeline_page
 from dpexp.report.timeline import TimelineStep, timeline_steps, typical_step
 
 BARS = """() => [...document.querySelectorAll(".track")].flatMap((track, lane) =>
@@ -71,7 +72,7 @@ def test_a_rank_that_ends_after_the_step_is_drawn_to_its_end() -> None:
     record.timeline[-1]["end_us"] = 1500.0
     (step,) = steps_of(record)
     assert (step.ms, step.end) == (1.0, 1.5)
-    places = re.findall(r"left:([\d.]+)%;width:([\d.]+)%;top", report.html(record))
+    places = re.findall(r"left:([\d.]+)%;width:([\d.]+)%;top", timeline_page(RecordView(record)))
     assert max(float(left) + float(width) for left, width in places) == pytest.approx(100)
 
 
@@ -108,23 +109,6 @@ def test_the_page_shows_one_step_in_light_and_dark(browser: Browser, tmp_path: P
     assert all(contrast(bar["color"], paper) >= 3 for bar in bars)
     page.set_viewport_size({"width": 360, "height": 400})
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
-    page.close()
-
-
-@pytest.mark.parametrize("theme", ["#111", "white"])
-def test_a_notebook_shows_sections_and_the_step_in_the_colours_of_its_theme(
-    browser: Browser, tmp_path: Path, theme: str
-) -> None:
-    (tmp_path / "notebook.html").write_text(
-        f"<!DOCTYPE html><style>:root {{ --jp-layout-color0: {theme} }}</style>{report.html(whole(2))}"
-    )
-    page = browser.new_page(color_scheme="light" if theme == "#111" else "dark")
-    page.goto((tmp_path / "notebook.html").as_uri())
-    shown = page.inner_text("body")
-    for words in ("Verified", "Shapes", "Timeline of a step", "Findings", "replica 1", "15 + 15"):
-        assert words in shown
-    paper = page.evaluate("getComputedStyle(document.querySelector('.dpexp')).backgroundColor")
-    assert paper == {"#111": "rgb(17, 17, 17)", "white": "rgb(255, 255, 255)"}[theme]
     page.close()
 
 
