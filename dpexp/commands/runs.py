@@ -169,15 +169,6 @@ def reproduce(
         bool,
         typer.Option("--trust", help="Run the code and read the files that a Record from elsewhere names."),
     ] = False,
-    repeats: Annotated[
-        int,
-        typer.Option(
-            "--runs",
-            help="How often it runs on the same kind of machine, to compare its times.",
-            metavar="INTEGER",
-            min=1,
-        ),
-    ] = 3,
     track: Annotated[
         bool,
         typer.Option(
@@ -202,7 +193,7 @@ def reproduce(
     def warn(message: str) -> None:
         say(f"warning: {message}", err=True)
 
-    result = reproduce.reproduce(record, trust=is_trusted, warn=warn, runs=repeats, track=track)
+    result = reproduce.reproduce(record, trust=is_trusted, warn=warn, track=track)
     show_report(terminal.terminal_text(reproduction.reproduction_sections(result)))
     raise typer.Exit(Exit.DONE if result.is_reproduced else Exit.FAILED)
 

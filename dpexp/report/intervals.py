@@ -15,7 +15,7 @@ the ``difference`` of their means.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -76,18 +76,6 @@ def ratio_interval(first: RunFigures, second: RunFigures) -> Interval:
         return Interval(value)
     logs = _logs(first.values()), _logs(second.values())
     return _interval(value, mean(logs[0] - logs[1]) if shared else difference(*logs))
-
-
-def against_one(runs: Sequence[float], other: float) -> Interval:
-    """How many times the figure of one other run that of these runs is, as if it were a further one of them.
-
-    If it is, the interval contains 1 in 95% of cases (the prediction interval of Student's t).
-    """
-    value = typical(runs) / other if other > 0 else math.inf
-    if len(runs) < 2 or not 0 < value < math.inf:
-        return Interval(value)
-    half = float(mean(_logs(runs)).half) * math.sqrt(len(runs) + 1)  # sqrt(1 + 1/n) instead of sqrt(1/n)
-    return Interval(value, value * math.exp(-half), value * math.exp(half))
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@
 
     record --> config, threads as recorded --> run in a child process --> new record
        |                                                                      |
-       +--> compare (``reproduction.py``): facts, bits of weights and outputs, losses, time
+       +--> compare (``reproduction.py``): facts, bits of weights and outputs, losses
 """
 
 import warnings
@@ -23,7 +23,7 @@ from dpexp.record.record import Record, Row
 from dpexp.record.runs import IMPORTED
 from dpexp.report.commands import command_of
 from dpexp.study.child_run import run_in_child
-from dpexp.study.reproduction import Reproduction, compare_records, incomparable
+from dpexp.study.reproduction import Reproduction, compare_records
 
 
 def config_of(record: Record, *, track: bool = True) -> Row:
@@ -51,13 +51,11 @@ def reproduce(
     *,
     trust: bool = False,
     warn: Callable[[str], None] = warnings.warn,
-    runs: int = 1,
     track: bool = True,
 ) -> Reproduction:
     """Run it again and compare.
 
-    It runs ``runs`` times where its times can be compared: from two on they have an interval. What it runs is
-    delivered to MLflow if the recorded run was to be, and ``track`` allows it.
+    What it runs is delivered to MLflow if the recorded run was to be, and ``track`` allows it.
 
     ``trust`` also runs code and reads files that the Record names, as one's own may; ``warn`` is called,
     before anything runs, for each file that has changed. Raises ConfigError if the Record is not trusted, and
@@ -71,21 +69,10 @@ def reproduce(
         check_trust(record, parsed)
     for change in changed_files(record, config):
         warn(change)
-    first, *repeats = _repeated(record, config, runs)
-    return compare_records(record, first, repeats)
-
-
-def _repeated(record: Record, config: Row, runs: int) -> list[Record]:
-    """New Records of the config: one where times cannot be compared, or where it does not finish."""
-    found: list[Record] = []
-    while not found or (len(found) < runs and not incomparable(record, found[0])):
-        child = run_in_child(config, {"DPEXP_HOME": str(home())})
-        if child.record is None:
-            raise ConfigError(f"the run could not be repeated: {child.error or 'it printed no Record'}")
-        found.append(child.record)
-        if child.record.status != "finished":
-            break
-    return found
+    child = run_in_child(config, {"DPEXP_HOME": str(home())})
+    if child.record is None:
+        raise ConfigError(f"the run could not be repeated: {child.error or 'it printed no Record'}")
+    return compare_records(record, child.record)
 
 
 def is_foreign(folder: Path) -> bool:

@@ -2,7 +2,6 @@
 
 import functools
 import math
-import statistics
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,6 @@ from dpexp.report import units
 from dpexp.report.intervals import (
     Estimate,
     Interval,
-    against_one,
     difference,
     mean,
     of_runs,
@@ -58,17 +56,6 @@ def test_equal_cells_differ_in_at_most_6_percent_of_comparisons(
     assert found(mean(first)) <= MOST  # a cell whose true figure is 1
     assert found(difference(first, second)) <= MOST
     assert found(difference(first, 10 * second)) <= MOST
-
-
-@pytest.mark.parametrize("runs", [[1.0, 1.2], [3.0, 2.0, 2.5], [5.0, 5.1, 4.9, 5.3, 5.2, 6.0]])
-def test_a_further_run_is_judged_by_the_spread_of_one_run_and_not_of_their_mean(runs: list[float]) -> None:
-    """A run varies as the others do, and their mean varies as well: both count."""
-    logs, other = [math.log(each) for each in runs], 3.0
-    t = {2: 12.7062047364, 3: 4.3026527297, 6: 2.5705818366}[len(runs)]  # of 95%, with one degree less
-    half = t * math.sqrt(statistics.variance(logs) + statistics.variance(logs) / len(runs))
-    value, judged = math.exp(statistics.mean(logs)) / other, against_one(runs, other)
-    expected = value, value * math.exp(-half), value * math.exp(half)
-    assert (judged.value, judged.low, judged.high) == pytest.approx(expected, rel=1e-9)
 
 
 def test_a_ratio_of_paired_runs_is_students_t_on_its_logarithm() -> None:
