@@ -143,13 +143,6 @@ def title(axes: Axes, text: str, below: str = "") -> None:
     axes.set_title(escape(textwrap.fill(below, int(10 * inches))), loc="left", fontsize=9, color=SOFT)
 
 
-def text_on(axes: Axes, x: float, y: float, text: str, background: str, size: float) -> None:
-    """A text in the middle of a bar of this colour."""
-    axes.text(
-        x, y, escape(text), color=ink(background), fontsize=size, ha="center", va="center", clip_on=True
-    )
-
-
 def escape(text: str) -> str:
     """The printable text with escaped dollar signs: matplotlib would read them as formulas."""
     return printable(text).replace("$", r"\$")

@@ -4,7 +4,7 @@
 
     experiments/NAME/config.py              QUESTION, RUNS, CLAIMS and how the answer is shown
                      README.md              the lesson; its blocks of results are generated
-                     figure.png             drawn from the Records
+                     figure.png             drawn from the Records, if it has a FIGURE
                      records/KIND/          the Records of the committed result, by kind of machine:
                          CELL.rN.json       one run: cell CELL, round N, as the run itself wrote it
 
@@ -31,7 +31,7 @@ from dpexp.study.figure_kinds import ExperimentFigure
 from dpexp.study.records import RECORDS, RunsByCell, measured_runs, run_records
 
 CONFIG, README = "config.py", "README.md"
-REQUIRED = ("QUESTION", "RUNS", "CLAIMS", "ANSWER", "COLUMNS", "FIGURE")
+REQUIRED = ("QUESTION", "RUNS", "CLAIMS", "ANSWER", "COLUMNS")
 RELATIONS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge, "==": operator.eq}
 _CELL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 
@@ -84,7 +84,7 @@ class Experiment:
     claims: Sequence[Claim]
     answer: str
     columns: Sequence[str]
-    figure: ExperimentFigure
+    figure: ExperimentFigure | None = None
     repeats: int = 5
     programs: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
@@ -147,7 +147,9 @@ def load_experiment(folder: Path) -> Experiment:
     missing = [name for name in REQUIRED if name not in names]
     if missing:
         raise ConfigError(f"{path}: it must define {', '.join(missing)}")
-    settings = {name.lower(): names[name] for name in (*REQUIRED, "REPEATS", "PROGRAMS") if name in names}
+    settings = {
+        name.lower(): names[name] for name in (*REQUIRED, "FIGURE", "REPEATS", "PROGRAMS") if name in names
+    }
     experiment = Experiment(folder, **settings)
     _check(experiment, path)
     return experiment

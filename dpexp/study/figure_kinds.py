@@ -8,24 +8,12 @@ from dataclasses import dataclass, field
 class Bars:
     """A bar for each cell: the metric's median, and a dot for each round.
 
-    ``cells`` is {cell: its label}, as in all figures; ``limits`` is {label: value}, drawn as lines.
+    ``cells`` is {cell: its label}.
     """
 
     title: str
     metric: str
     cells: Mapping[str, str]
-    limits: Mapping[str, float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Dots:
-    """The metric on a logarithmic axis: ``rows`` is {row: {series: cell}}. Zero is drawn at ``floor``."""
-
-    title: str
-    metric: str
-    rows: Mapping[str, Mapping[str, str]]
-    limits: Mapping[str, float] = field(default_factory=dict)
-    floor: float = 1e-17
 
 
 @dataclass(frozen=True)
@@ -43,21 +31,4 @@ class Lines:
     y: str = ""
 
 
-@dataclass(frozen=True)
-class Splits:
-    """How batches are split: rows per device, for the full batch and the last one of the epoch."""
-
-    title: str
-    cells: Mapping[str, str]
-
-
-@dataclass(frozen=True)
-class Curves:
-    """The loss over the number of trained samples, a line for each cell, averaged over ``window`` samples."""
-
-    title: str
-    cells: Mapping[str, str]
-    window: int
-
-
-ExperimentFigure = Bars | Dots | Lines | Splits | Curves
+ExperimentFigure = Bars | Lines

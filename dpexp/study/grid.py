@@ -23,7 +23,6 @@ from pathlib import Path
 from dpexp.config.errors import ConfigError, as_config_error
 from dpexp.config.run_config import RunConfig
 from dpexp.study.experiment import Experiment
-from dpexp.study.figure_kinds import Bars
 
 Axes = Mapping[str, Sequence[tuple[str, ...]]]
 """{option: the words of each of its values}: ``{"virtual": [("--virtual", "1"), ("--virtual", "2")]}``."""
@@ -102,8 +101,8 @@ def grid(axes: Mapping[str, Axes], config_of: ConfigOf, repeats: int) -> Grid:
         unique = next(one for one in itertools.chain([name], numbered) if one not in runs)
         runs[unique] = replace(config, track=False)  # the sweep delivers its runs
     left_out = {(each.strategy, why): each.refused(why) for each, why in reversed(refused)}
-    question, bars, name = _question(axes), Bars("", "step_ms", {}), accepted[0][1].experiment
-    return Grid(Path(), question, runs, (), "", (), bars, repeats, {}, name, tuple(left_out.values()))
+    question, name = _question(axes), accepted[0][1].experiment
+    return Grid(Path(), question, runs, (), "", (), None, repeats, {}, name, tuple(left_out.values()))
 
 
 def _build(config: RunConfig) -> None:

@@ -76,7 +76,8 @@ class ExperimentReadme:
 
     def results(self) -> str:
         """The figure, a table of the cells for each kind of machine, and the claims with their verdicts."""
-        parts = [f"![{escape(self.experiment.figure.title)}]({FIGURE})"] if self.main_runs else []
+        drawn = self.experiment.figure
+        parts = [f"![{escape(drawn.title)}]({FIGURE})"] if drawn and self.main_runs else []
         for kind, runs in self.runs.items():
             if len(self.runs) > 1:
                 parts.append(f"### On {kind}")
@@ -115,7 +116,8 @@ class ExperimentReadme:
         text = (folder / README).read_text(encoding="utf-8") if (folder / README).is_file() else ""
         if self.render(text) != text:
             found.append(f"{folder / README} is not what its Records give: {update}")
-        if not figure.shows(folder / FIGURE, experiment.figure, self.main_runs):
+        drawn = experiment.figure
+        if drawn and not figure.shows(folder / FIGURE, drawn, self.main_runs):
             found.append(f"{folder / FIGURE} is not drawn from the Records: {update}")
         for kind, verdicts in self.verdicts.items():
             found += [
@@ -142,10 +144,10 @@ class ExperimentReadme:
         """Update the README's blocks and the figure; returns the files."""
         path = self.experiment.folder / README
         path.write_text(self.render(path.read_text(encoding="utf-8")), encoding="utf-8")
-        if not self.main_runs:
+        drawn, picture = self.experiment.figure, self.experiment.folder / FIGURE
+        if not drawn or not self.main_runs:
             return [path]
-        picture = self.experiment.folder / FIGURE
-        figure.save(self.experiment.figure, self.main_runs, picture)
+        figure.save(drawn, self.main_runs, picture)
         return [path, picture]
 
 

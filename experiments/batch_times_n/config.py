@@ -2,7 +2,7 @@
 
 from dpexp.config.run_config import RunConfig
 from dpexp.study.experiment import Claim
-from dpexp.study.figure_kinds import Curves
+from dpexp.study.figure_kinds import Bars
 
 QUESTION = "With n devices, should the batch be n times as large?"
 EPOCHS = 6
@@ -76,13 +76,13 @@ ANSWER = (
     "{value loss:1437 whole-32}); with four times the learning rate it does not ({value loss:1437 whole-128-lr})."
 )
 COLUMNS = ("rows", "steps", "step_ms", "sample_us", "loss:1437", "metric:accuracy")
-FIGURE = Curves(
-    "A larger batch learns less per sample, unless the learning rate grows too",
+FIGURE = Bars(
+    "A larger batch learns less per sample, unless the learning rate grows too: the loss after six epochs",
+    "loss:1437",
     {
         "single-32": "one device, batch 32",
         "whole-32": "4 devices, batch 32",
         "whole-128": "4 devices, batch 128",
-        "whole-128-lr": "4 devices, batch 128, 4 x learning rate",
+        "whole-128-lr": "4 devices, batch 128, 4 x rate",
     },
-    window=500,
 )

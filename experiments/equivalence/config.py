@@ -2,7 +2,6 @@
 
 from dpexp.config.run_config import RunConfig
 from dpexp.study.experiment import Claim
-from dpexp.study.figure_kinds import Dots
 
 QUESTION = (
     "Does every layout compute what a single device computes, even when a batch does not divide evenly?"
@@ -81,9 +80,3 @@ ANSWER = (
     "on batches that split 3 + 3 + 3 + 1."
 )
 COLUMNS = ("error:output", "error:gradient", "verified")
-FIGURE = Dots(
-    "Every layout's gradients equal a single device's: what differs is rounding",
-    "error:gradient",
-    {model: {strategy: f"{strategy}-{model}" for strategy in LAYOUTS} for model in PARTS},
-    {"limit of verification": 1e-12, "mean of the pieces' means": 0.12},
-)

@@ -2,7 +2,6 @@
 
 from dpexp.config.run_config import RunConfig
 from dpexp.study.experiment import Claim
-from dpexp.study.figure_kinds import Splits
 
 QUESTION = "How do the rows of a batch fall on the devices of DataParallel?"
 
@@ -40,7 +39,3 @@ ANSWER = (
     "devices get none."
 )
 COLUMNS = ("split", "shapes", "error:output", "error:gradient", "verified")
-FIGURE = Splits(
-    "DataParallel cuts each batch in order; the last batch leaves devices idle",
-    {"whole-1": "1 device", "whole-2": "2 devices", "whole-3": "3 devices", "whole-8": "8 devices"},
-)

@@ -11,7 +11,6 @@ CONFIG = """
 from pathlib import Path
 from dpexp.config.run_config import RunConfig
 from dpexp.study.experiment import Claim
-from dpexp.study.figure_kinds import Bars
 MODELS = Path(__file__).parent / "models.py"
 def run(**options):
     return RunConfig("single", devices="cpu", steps=3, phase_steps=2, threads=1, track=False, **options)
@@ -23,7 +22,7 @@ RUNS = {{
 }}
 CLAIMS = [Claim("It is verified.", "verified", "quick", "==", True)]
 ANSWER, COLUMNS = "It takes {{value step_ms quick}}.", ("step_ms",)
-FIGURE, REPEATS = Bars("", "step_ms", {{}}), 2
+REPEATS = 2
 """
 MODELS = """
 import os, pathlib, signal, time

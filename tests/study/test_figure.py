@@ -11,22 +11,20 @@ from matplotlib.text import Text
 from dpexp.record.record import Record
 from dpexp.study import figure
 from dpexp.study.experiment import load_experiment
-from dpexp.study.figure_kinds import Bars, Curves, Dots, ExperimentFigure, Lines, Splits
+from dpexp.study.figure_kinds import Bars, ExperimentFigure, Lines
 from dpexp.study.readme import ExperimentReadme
 from dpexp.study.records import MeasuredRun, RunsByCell
 
 OF_KIND: dict[type[Any], str] = {
     Bars: "whole_vs_block",
-    Curves: "batch_times_n",
-    Dots: "equivalence",
     Lines: "why_slower",
-    Splits: "seed_tables",
 }
 """An experiment with a figure of each kind."""
 
 
 def figure_of(name: str) -> tuple[ExperimentFigure, RunsByCell]:
     experiment = load_experiment(ROOT / "experiments" / name)
+    assert experiment.figure is not None
     return experiment.figure, ExperimentReadme(experiment).main_runs
 
 
