@@ -153,11 +153,11 @@ PANELS: dict[str, tuple[str, ...]] = {
 """The options that several strategies have, by panel, in the order of the help."""
 
 COMMANDS: dict[str, tuple[str, str]] = {
-    "run models": ("", "cnn --data digits"),
+    "run models": ("", "--json"),
     "runs list": ("-n 10", "--json"),
     "runs show": ("last", "last --full"),
     "runs sync": ("", "last"),
-    "runs reproduce": ("last --runs 5", "record.json --trust"),
+    "runs reproduce": ("last", "record.json --trust"),
     "runs remove": ("last", "last --yes"),
     "sweep": ("experiments/why_slower --resume", "whole --virtual 1,2,4 --dry-run"),
     "report": ("", "last --out compared"),

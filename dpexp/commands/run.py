@@ -155,25 +155,20 @@ def _code(error: BaseException) -> int:
 
 @app.command(epilog=epilog("run models"))
 def models(
-    name: Annotated[str, typer.Argument(metavar="NAME[:KEY=VALUE,...]", show_default=False)] = "",
-    data: Annotated[
-        str, typer.Option("--data", help="Data, as for a strategy.", metavar="SOURCE")
-    ] = "random",
     as_json: _Json = False,
     debug: Debug = False,
 ) -> None:
-    """List the models, or the submodules of one with their sizes and shapes."""
-    from dpexp.engine.inventory import inventory, registry
+    """List the models with their options."""
+    from dpexp.engine.inventory import registry
     from dpexp.report import listing, terminal
 
     del debug  # print_error uses it
     with exit_on_error(), as_config_error("the start of the run"), redirect_stdout(sys.stderr):
-        found: Any = inventory(name, data) if name else registry()
-    sections: Any = listing.inventory_sections if name else listing.models_sections
+        found = registry()
     if as_json:
         say(json.dumps(found, indent=1))
     else:
-        show_report(terminal.terminal_text(sections(found)))
+        show_report(terminal.terminal_text(listing.models_sections(found)))
 
 
 for name in STRATEGY_OPTIONS:

@@ -5,13 +5,13 @@ from typing import Any
 
 from rich.cells import cell_len
 
-from dpexp.config.errors import merged, plural
+from dpexp.config.errors import plural
 from dpexp.config.printable import printable_line
 from dpexp.record.figures import At, figures
 from dpexp.record.record import Row
 from dpexp.record.runs import RunSummary
 from dpexp.report import units
-from dpexp.report.section import Section, Table
+from dpexp.report.section import Section
 
 _GAP = "  "
 NARROWED = ("devices", "IQR", "started", "strategy", "execution", "MLflow", "verified")
@@ -89,7 +89,7 @@ def _status(run: RunSummary) -> str:
 
 
 def models_sections(registry: Sequence[Row]) -> list[Section]:
-    """The registry of ``dpexp.engine.references``: each model with its options."""
+    """The registry of ``dpexp.engine.inventory``: each model with its options."""
     found = []
     for model in registry:
         options = ((f"{option['option']}={option['default']}", option["help"]) for option in model["options"])
@@ -97,35 +97,6 @@ def models_sections(registry: Sequence[Row]) -> list[Section]:
     lines = (
         "--model NAME:KEY=VALUE,... sets options",
         "--model package.module:factory or file.py:factory is your own",
-        "`models NAME` shows what a model is made of",
+        "`single --model NAME --dry-run --full` shows the modules that a model is made of",
     )
     return [*found, Section("How to use them", lines)]
-
-
-def inventory_sections(found: Row) -> list[Section]:
-    """The result of ``dpexp.engine.inventory.inventory``; modules that are alike share a row."""
-    names = {row["module"] for row in found["modules"]}
-    rows = []
-    for name, (kind, parameters, size, *others) in merged(
-        (r["module"], _module(r)) for r in found["modules"]
-    ):
-        each = "" if name in names else " each"
-        rows.append((name or "(model)", kind, parameters + each, size + each, *others))
-    size = units.size(found["bytes"])
-    title = f"{found['model']} with {found['data']}: {found['parameters']:,} parameters, {size}"
-    lines = [
-        f"Shapes are those of one batch of {plural(found['rows'], 'row')}. Name modules with --block, "
-        "--host or --place; patterns as layers.* work."
-    ]
-    if any(not row["calls"] for row in found["modules"]):
-        lines.append("A module that is not called only holds others: name these.")
-    columns = ("module", "type", "parameters", "bytes", "inputs", "outputs")
-    return [Section(title, tuple(lines), table=Table(columns, tuple(rows)))]
-
-
-def _module(row: Row) -> tuple[str, ...]:
-    inputs, outputs = "not called", ""
-    if row["calls"]:
-        inputs, outputs = (units.shapes_text(row[key]) for key in ("inputs", "outputs"))
-    repeats = f" ({row['calls']} calls)" if row["calls"] > 1 else ""
-    return (row["type"], f"{row['parameters']:,}", units.size(row["bytes"]), inputs, outputs + repeats)

@@ -169,50 +169,6 @@ def test_models_lists_the_registry_with_every_option_and_its_default() -> None:
     assert "rows=1000" in shown
 
 
-def test_models_shows_the_modules_of_a_model() -> None:
-    found = json.loads(cli("models", "cnn:width=4", "--data", "digits", "--json").stdout)
-    rows = {row["module"]: row for row in found["modules"]}
-    assert rows[""]["inputs"] == [[30, 1, 8, 8]]
-    assert rows[""]["outputs"] == [[30, 10]]
-    assert rows["conv1"]["parameters"] == 4 * 9 + 4
-    assert rows["conv1"]["bytes"] == 4 * rows["conv1"]["parameters"]
-    assert (
-        rows[""]["parameters"]
-        == found["parameters"]
-        == sum(row["parameters"] for name, row in rows.items() if name)
-    )
-
-
-def test_models_shows_containers_and_shared_weights(tmp_path: Path) -> None:
-    (tmp_path / "own.py").write_text(
-        "import torch\n"
-        "class Tied(torch.nn.Module):\n"
-        "    def __init__(self):\n"
-        "        super().__init__()\n"
-        "        layer = torch.nn.Linear(5, 5)\n"
-        "        self.layers = torch.nn.ModuleList([layer, torch.nn.Linear(5, 5)])\n"
-        "        self.layers[1].weight = layer.weight\n"
-        "    def example(self, samples, generator):\n"
-        "        return torch.zeros(samples, 5), torch.zeros(samples, 5)\n"
-        "    def forward(self, x):\n"
-        "        return self.layers[0](self.layers[1](self.layers[1](x)))\n"
-    )
-    done = cli("models", f"{tmp_path}/own.py:Tied")
-    assert done.returncode == 0, done.stderr
-    lines = {line.split()[0]: " ".join(line.split()) for line in done.stdout.splitlines() if line.strip()}
-    assert lines["(model)"] == "(model) Tied 35 140 B (30, 5) (30, 5)"
-    assert lines["layers"] == "layers ModuleList 35 140 B not called"
-    assert lines["layers.1"] == "layers.1 Linear 5 20 B (30, 5) (30, 5) (2 calls)"
-    assert "only holds others" in done.stdout
-
-
-def test_models_refuses_what_a_run_would_refuse(dpexp_home: Path) -> None:
-    done = cli("models", "linear:in=4", "--data", "digits")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "module 'fc'" in done.stderr
-    assert not list(dpexp_home.iterdir())
-
-
 DEEP = """
 from torch import nn
 
@@ -226,7 +182,7 @@ def deep(blocks=300):
 @pytest.mark.parametrize(
     "words",
     [
-        ("models", "deep.py:deep"),
+        ("single", "--devices", "cpu", "--dry-run", "--model", "deep.py:deep"),
         ("block", "--block", "*.0", "--dry-run", "--model", "deep.py:deep"),
         (
             "whole",
