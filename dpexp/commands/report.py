@@ -81,14 +81,13 @@ def _chosen(names: list[str]) -> list[Path]:
 
 
 def _write(names: list[str]) -> int:
-    """Write the README and figure of these experiments, and the index."""
+    """Write the README and figure of these experiments."""
     from dpexp.study import readme
     from dpexp.study.experiment import load_experiment
 
     for folder in map(Path, names):
         for path in readme.ExperimentReadme(load_experiment(folder)).write():
             say(f"wrote {path}", err=True)
-        readme.write_index(folder.resolve().parent)
     return Exit.DONE
 
 
@@ -105,10 +104,6 @@ def _check(names: list[str]) -> int:
         found = readme.ExperimentReadme(experiment).problems()
         say(f"{experiment.name}: {f'{len(found)} problems' if found else 'agrees with its Records'}")
         problems += found
-    for parent in sorted({folder.resolve().parent for folder in checked}):
-        if readme.is_outdated(parent):
-            update = f"{command('report')} experiments/NAME"
-            problems.append(f"{parent / 'README.md'}: its table differs from the Records: {update}")
     for problem in problems:
         say(f"error: {problem}", err=True)
     return Exit.FAILED if problems else Exit.DONE
