@@ -43,7 +43,7 @@ class RunConfig:
     )
     data: str = option(
         "random",
-        "Data: random[:samples=100], digits, text:PATH, sequences, clicks, pkg.mod:factory.",
+        "Data: random[:samples=100], digits, text:PATH, clicks, pkg.mod:factory.",
         metavar="SOURCE",
     )
     loss: str = option(

@@ -15,8 +15,7 @@ SOURCES: Aliases = {
     "random": "dpexp.data.random_samples:RandomSource",
     "digits": "dpexp.data.digits:DigitsSource",
     "text": "dpexp.data.text:TextSource",
-    "sequences": "dpexp.data.synthetic:SequencesSource",
-    "clicks": "dpexp.data.synthetic:ClicksSource",
+    "clicks": "dpexp.data.clicks:ClicksSource",
 }
 LOSSES: Aliases = {
     "mse": "torch.nn.functional:mse_loss",

@@ -158,7 +158,7 @@ def test_a_forward_only_run_has_no_gradients(dpexp_home: Path) -> None:
 
 def test_tokens_are_counted_where_the_loss_counts_them(dpexp_home: Path) -> None:
     words: dict[str, Any] = (
-        {"model": "rnn", "data": "sequences:samples=40", "devices": "cpu"} | SHORT | {"batch_size": 20}
+        {"model": "rnn", "data": "random:samples=40", "devices": "cpu"} | SHORT | {"batch_size": 20}
     )
     record = recorded(dpexp_home, RunConfig("single", reduction="tokens", **words))
     steps = record.summary["step_ms"]["median"] / 1000

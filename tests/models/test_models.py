@@ -12,7 +12,7 @@ from command_lines import ROOT
 from torch import nn
 
 from dpexp.config.factories import find
-from dpexp.config.features import PADDING, Features
+from dpexp.config.features import Features
 from dpexp.data.batch import Batch
 from dpexp.data.dataset import Dataset
 from dpexp.models.registry import MODELS
@@ -190,8 +190,6 @@ def test_features_decide_the_options_that_are_not_given(
         ("mlp", "digits", 5, 0.1, 0.9),
         ("rnn", "digits", 8, 0.5, 0.9),
         ("transformer", "digits", 8, 0.1, 0.85),
-        ("rnn", "sequences", 4, 0.5, 0.7),
-        ("transformer", "sequences", 4, 0.1, 0.5),
         ("dlrm", "clicks:rows=100", 5, 1.0, 0.68),
     ],
 )
@@ -201,12 +199,3 @@ def test_every_model_learns_its_task(name: str, source: str, epochs: int, lr: fl
     train(model, dataset, epochs=epochs, lr=lr)
     assert untrained < 0.6
     assert accuracy(model, dataset) >= wanted
-
-
-def test_steps_after_the_end_have_the_class_of_padding() -> None:
-    _, dataset = ready("rnn", "sequences")
-    batch = first(dataset, dataset.epochs.samples)
-    values, lengths = batch.inputs
-    ended = torch.arange(values.shape[1]) >= lengths.unsqueeze(1)
-    assert torch.equal(batch.targets == PADDING, ended)
-    assert values[ended].abs().sum() == 0

@@ -29,8 +29,6 @@ OTHER_DATA = [
     ("mlp", "digits"),
     ("rnn", "digits"),
     ("transformer", "digits"),
-    ("rnn", "sequences:samples=40"),
-    ("transformer", "sequences:samples=40"),
     ("dlrm", "clicks:samples=40"),
     ("embedding", f"text:{__file__}"),
     ("rnn", f"text:{__file__}"),

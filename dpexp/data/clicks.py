@@ -1,80 +1,23 @@
-"""Synthetic samples: inputs from a seeded generator, targets from a ground truth that can be learned."""
+"""Clicks: samples as of a log of clicks, from a seeded generator, with a ground truth that can be learned."""
 
 import torch
 from torch import Tensor, nn
 
 from dpexp.config.errors import plural
-from dpexp.config.features import PADDING, Features
+from dpexp.config.features import Features
 from dpexp.data.base import Columns, Source
 from dpexp.data.rng import generator
 
 _LOW = (1 << 32) - 1
-DECAY = 0.7
-"""The fraction of the hidden state that remains after a step."""
 
 
-class SyntheticSource(Source):
-    """Training and test samples have the same ground truth; a fifth as many are held out."""
-
-    samples: int
-    description: str
-
-    def load(self, model: nn.Module, seed: int) -> tuple[str, Columns, Columns]:
-        train = self.draw(self.samples, seed, generator(seed, f"{self.name}: train"))
-        test = self.draw(max(1, self.samples // 5), seed, generator(seed, f"{self.name}: test"))
-        return f"{self.description}, seed {seed} (train)", train, test
-
-    def draw(self, samples: int, seed: int, rng: torch.Generator) -> Columns:
-        """So many samples; ``seed`` is that of the ground truth."""
-        raise NotImplementedError
-
-
-class SequencesSource(SyntheticSource):
-    """Values ``(batch, length, width)``, lengths ``(batch,)`` -> classes ``(batch, length)``.
-
-    Steps after the end of a sequence are zeros of class ``PADDING``.
-    """
-
-    name = "sequences"
-
-    def __init__(
-        self, where: str, samples: int = 1000, length: int = 20, width: int = 8, classes: int = 4
-    ) -> None:
-        super().__init__(where)
-        self.samples, self.classes = samples, classes
-        self.description = f"{plural(samples, 'sequence')} of 1 to {plural(length, 'step')}"
-        self.features: Features = Features("sequence", (length, width), classes=classes, stepwise=True)
-
-    def draw(self, samples: int, seed: int, rng: torch.Generator) -> Columns:
-        length, width = self.features.shape
-        lengths = torch.randint(1, length + 1, (samples,), generator=rng)
-        padding = torch.arange(length) >= lengths.unsqueeze(1)
-        values = torch.randn(samples, length, width, generator=rng).masked_fill(padding.unsqueeze(2), 0.0)
-        return (values, lengths), true_classes(values, self.classes, seed).masked_fill(padding, PADDING)
-
-
-def true_classes(values: Tensor, classes: int, seed: int) -> Tensor:
-    """The classes ``(samples, length)`` of values ``(samples, length, width)``.
-
-    A hidden state has one number for each class. Each step multiplies it by ``DECAY`` and adds a fixed random
-    projection of the step's values. The class is the largest.
-    """
-    shape = (values.shape[2], classes)
-    projected = values @ torch.randn(shape, generator=generator(seed, "sequences: rule"))
-    state = torch.zeros_like(projected[:, 0])
-    largest = []
-    for step in projected.unbind(dim=1):
-        state = DECAY * state + step
-        largest.append(state.argmax(dim=1))
-    return torch.stack(largest, dim=1)
-
-
-class ClicksSource(SyntheticSource):
+class ClicksSource(Source):
     """Dense features ``(batch, dense)``, ids ``(batch, tables)`` -> clicks ``(batch,)``, 0.0 or 1.0.
 
     A few ids of each table are frequent and most are rare, as in real logs: id k has a weight of about
     ``(k + 1) ** -skew``. The logit of a click is the sum of a linear function of the dense features and
     an effect of each id. The effects are hashes of the ids, so that a table of any size takes no memory.
+    Training and test samples have the same ground truth; a fifth as many are held out.
     """
 
     name = "clicks"
@@ -91,9 +34,15 @@ class ClicksSource(SyntheticSource):
         super().__init__(where)
         self.samples, self.skew, self.rows, self.tables = samples, skew, rows, tables
         self.description = f"{plural(samples, 'sample')} of {plural(tables, 'id')} below {rows}"
-        self.features: Features = Features("clicks", (dense,), vocabulary=rows, tables=tables)
+        self.features = Features("clicks", (dense,), vocabulary=rows, tables=tables)
+
+    def load(self, model: nn.Module, seed: int) -> tuple[str, Columns, Columns]:
+        train = self.draw(self.samples, seed, generator(seed, "clicks: train"))
+        test = self.draw(max(1, self.samples // 5), seed, generator(seed, "clicks: test"))
+        return f"{self.description}, seed {seed} (train)", train, test
 
     def draw(self, samples: int, seed: int, rng: torch.Generator) -> Columns:
+        """So many samples; ``seed`` is that of the ground truth."""
         dense = torch.randn(samples, *self.features.shape, generator=rng)
         ids = power_law((samples, self.tables), self.rows, self.skew, rng)
         probability = true_logits(dense, ids, seed).sigmoid()
