@@ -139,7 +139,7 @@ def print_error(error: BaseException, message: str) -> None:
 
 
 def say(text: str, *, err: bool = False, nl: bool = True, file: IO[Any] | None = None) -> None:
-    """Print plain text, JSON or CSV on stdout or stderr; a terminal obeys nothing in it."""
+    """Print plain text or JSON on stdout or stderr; a terminal obeys nothing in it."""
     typer.echo(printable(text), file, nl, err)
 
 

@@ -11,7 +11,7 @@
 
 A phase is drawn on its device, the host where it has several, and those of a rank in the one lane of that
 rank. A replica has a lane on its device. A phase inside another, or at the same time, stands on a further
-level of its lane. The page, the notebook and the Chrome trace show these bars.
+level of its lane. The page and the Chrome trace show these bars.
 """
 
 import statistics
