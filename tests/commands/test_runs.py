@@ -8,7 +8,6 @@ import journals
 import pytest
 from command_lines import script
 from record_factory import whole
-from rich.cells import cell_len
 
 from dpexp.record.journal import JOURNAL
 from dpexp.record.record import Record, finish
@@ -29,19 +28,6 @@ def test_list_has_a_line_for_each_run_the_newest_first(runs: Path) -> None:
     assert all(line.split()[-4:-2] == ["finished", "no"] for line in lines[1:])
     (newest,) = script("runs.py", "list", "-n", 1).stdout.splitlines()[1:]
     assert newest.split() == lines[1].split()
-
-
-@pytest.mark.parametrize("columns", [100, 160])
-def test_no_line_of_the_list_is_wider_than_the_terminal(runs: Path, columns: int) -> None:
-    names = ["whole-transformer-cuda:0-cuda:1-cuda:2", "見本" * 15, "short"]
-    for number, name in enumerate(names):
-        finish(journals.complete(runs, f"{number}1b2c3d4e5f6", name=name, execution="passthrough"))
-    lines = script("runs.py", "list", COLUMNS=str(columns)).stdout.splitlines()
-    assert len(lines) == 4
-    assert max(map(cell_len, lines)) <= columns
-    ids = [line.split()[0] for line in lines[1:]]
-    assert [script("runs.py", "show", run_id).returncode for run_id in ids] == [0, 0, 0]
-    assert lines[1].index("1.05 ms") == lines[3].index("1.05 ms")
 
 
 def summary(number: int) -> RunSummary:
