@@ -34,7 +34,7 @@ class ClicksSource(Source):
         super().__init__(where)
         self.samples, self.skew, self.rows, self.tables = samples, skew, rows, tables
         self.description = f"{plural(samples, 'sample')} of {plural(tables, 'id')} below {rows}"
-        self.features = Features("clicks", (dense,), vocabulary=rows, tables=tables)
+        self.features: Features = Features("clicks", (dense,), vocabulary=rows, tables=tables)
 
     def load(self, model: nn.Module, seed: int) -> tuple[str, Columns, Columns]:
         train = self.draw(self.samples, seed, generator(seed, "clicks: train"))
