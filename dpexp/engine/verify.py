@@ -1,7 +1,7 @@
 """Verification: whether a run's layout trains as a single device does, as an entry of the Record.
 
     before       copies in float64, with the run's own optimizer: a full batch, the last and uneven one of the
-                 epoch, another full one, and batches made to reach rare paths (``made_batches``)
+                 epoch, and another full one
     first steps  the run's own trainer, in its own type, beside a single device
     last step    the same from the state of the trained model
 
@@ -26,7 +26,6 @@ from dpexp.record.record import Row
 from dpexp.timing import Timer
 from dpexp.training.optimizers import OptimizerChoice
 from dpexp.training.trainer import Trainer
-from dpexp.verification.made_batches import Pieces, made_batches
 from dpexp.verification.mode import Mode
 from dpexp.verification.own_steps import FIRST, OwnSteps, Pairs
 from dpexp.verification.proof import Proof
@@ -149,10 +148,8 @@ def _compared(prepared: Prepared, dtype: torch.dtype, in_full: bool = False) -> 
     """The result of a proof, with notes about what of the model it is given for."""
     compared, model, notes = batches(prepared), prepared.model, list[str]()
     group, used = prepared.group, prepared.selection.used
-    pieces = Pieces.of_layout(group, used)
-    made = made_batches(model, compared[0], pieces)
     if not (in_full or prepared.strategy.needs.user_code):
-        model, notes = with_touched_rows(model, [*compared, *(each.batch for each in made)])
+        model, notes = with_touched_rows(model, compared)
     plain = replace(prepared.strategy, compile=False)
     proof = Proof(
         model,
@@ -162,8 +159,6 @@ def _compared(prepared: Prepared, dtype: torch.dtype, in_full: bool = False) -> 
         _optimizer(prepared),
         group,
         dtype,
-        made,
-        pieces,
     )
     result = proof.result()
     return replace(result, notes=[*result.notes, *notes, *filter(None, [prepared.note])])

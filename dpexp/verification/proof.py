@@ -2,7 +2,7 @@
 
 A proof is a list of takes (``take``), each from the layout's own state:
 
-    rows together   three batches of the run, made ones, two in eval mode, one to three with late collectives
+    rows together   three batches of the run, two in eval mode, one to three with late collectives
     in chunks       the three again, where batch norms or random layers were in eval mode
 
 It knows nothing of a run's config: a model, a function that lays it out, batches, a loss and an optimizer.
@@ -36,7 +36,6 @@ from dpexp.verification.failure import Failure, SingleDeviceError
 from dpexp.verification.gathered_outputs import gathered_outputs, scalars_of_replicas
 from dpexp.verification.judge import Judge
 from dpexp.verification.late import LateCollectives, delays_of
-from dpexp.verification.made_batches import Made, Pieces
 from dpexp.verification.mode import OTHER_NUMBERS, WHOLE_MODEL, Mode, Modes, Nature, Switch
 from dpexp.verification.model_copy import copied
 from dpexp.verification.recorder import Step, computed, fewer_collections
@@ -58,8 +57,7 @@ LATE = "collectives that end some milliseconds later: a wait is missing"
 class Proof:
     """``optimizer`` makes the optimizer of some parameters; without one only forwards are compared.
 
-    ``made`` are batches to step after those of the run, which a layout splits into ``pieces``. Neither the
-    model nor the random state of the host is changed.
+    Neither the model nor the random state of the host is changed.
     """
 
     model: nn.Module
@@ -69,8 +67,6 @@ class Proof:
     optimizer: OptimizerFactory | None = None
     group: ProcessGroup = field(default_factory=ProcessGroup)
     dtype: torch.dtype = torch.float64
-    made: Sequence[Made] = ()
-    pieces: Pieces = field(default_factory=Pieces)
 
     def result(self) -> Result:
         """Compare; every rank must call this, and gets the same result.
@@ -137,15 +133,10 @@ class Proof:
         negligible = max(NEGLIGIBLE[each] for each in (self.dtype, *mixed_precision(placed.module)))
         limits = Limits(eps if self._narrowed else TOLERANCE[self.dtype], negligible, eps)
         self._switch = Switch(placed.module, self._nature.batch_norms | self._nature.drawing)
-        before: Take | None = getattr(self, "_take", None)
-        if before is None:
-            self._single.chunks = Chunks.of(placed, self.group)
-            self._modes = Modes.of(self._nature, self.model, placed, self._single.chunks, self.group)
-            judge = Judge(limits, self.group)
-            self._take = Take(layout, self._single, judge, objective, is_short, True, True)
-        else:
-            self._take = replace(before, layout=layout, objective=objective)
-            self._set_mode(self._single.mode)
+        self._single.chunks = Chunks.of(placed, self.group)
+        self._modes = Modes.of(self._nature, self.model, placed, self._single.chunks, self.group)
+        judge = Judge(limits, self.group)
+        self._take = Take(layout, self._single, judge, objective, is_short, True, True)
 
     def _set_mode(self, mode: Mode) -> None:
         self._single.set_mode(mode)
@@ -175,7 +166,7 @@ class Proof:
         collectives = LateCollectives(None) if waits else None
         failure = self._steps([self._batches[0]], [collectives])
         failure = failure or self._evaluated()  # what a layout keeps from it is stale after other steps
-        failure = failure or self._steps(self._batches[1:]) or self._steps_on_made() or self._evaluated()
+        failure = failure or self._steps(self._batches[1:]) or self._evaluated()
         if failure is None and collectives is not None:
             delays = delays_of(max(self.group.all_gather(collectives.count)))
             self._take.made |= {self._take.steps + 1 + k: LATE for k in range(len(delays))}
@@ -200,52 +191,6 @@ class Proof:
             if failure:
                 return failure
         return None
-
-    def _steps_on_made(self) -> Failure | None:
-        """The same on those that are made; one that either side refuses on every rank is left out."""
-        for each in self.made:
-            batch = in_dtype(each.batch, self.dtype)
-            if any(self.group.all_gather(self._refusal(batch))):
-                continue
-            steps = self._take.steps
-            self._take.made[steps + 1] = each.what
-            try:
-                failure = self._steps([batch])
-            except Exception as error:  # of any kind: it is the user's model or layout
-                by = (
-                    "a single device refuses it with"
-                    if isinstance(error, SingleDeviceError)
-                    else "the layout raises"
-                )
-                cause = getattr(error, "cause", error)
-                if not self.group.all_failed(f"verification: {each.what}", describe(cause)):
-                    raise cause from None
-                self._note(f"a batch with {each.what} was not verified: {by} {describe(cause)}")
-                del self._take.made[steps + 1]
-                self._take.steps = steps
-                self._lay_out()  # what has raised may be left in the middle of a step
-                continue
-            if failure:
-                return failure
-        return None
-
-    def _refusal(self, batch: Batch) -> str:
-        """Why no run has this batch.
-
-        A single device refuses it, in whole or in pieces; or a piece leaves a rank without a gradient, for
-        which others wait.
-        """
-        if self.pieces.ranks == 1 and not self._nature.batch_norms:
-            return ""  # what raises in one process keeps no other waiting
-        drawing = self._nature.drawing
-        self._probe.set_mode(Mode(frozenset() if WHOLE_MODEL in drawing else drawing))
-        try:
-            found = [self._probe.step(self._initial, each)[0] for each in (batch, *self.pieces.of(batch))]
-        except Exception as error:  # of any kind: it is the user's model
-            return describe(error)
-        if self.pieces.ranks > 1 and any(each.gradients.keys() != self._nature.reached for each in found):
-            return "its rows do not reach the parameters that those of a whole batch reach"
-        return ""
 
     def _evaluated(self) -> Failure | None:
         """Trained weights in eval mode, on the first batch and the smallest; ranks get all rows."""

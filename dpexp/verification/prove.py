@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -15,14 +14,13 @@ from dpexp import tensors
 from dpexp.config.errors import ConfigError, plural
 from dpexp.data.batch import Batch
 from dpexp.data.objective import Objective
-from dpexp.devices import HOST, place
+from dpexp.devices import HOST
 from dpexp.distributed.group import ProcessGroup
 from dpexp.distributed.world import as_mesh
 from dpexp.strategies.custom import Parallelize, check_parameters, lay_out
 from dpexp.strategies.placed import Placed
 from dpexp.timing import Timer
 from dpexp.training.optimizers import OwnOptimizer
-from dpexp.verification.made_batches import Pieces, made_batches
 from dpexp.verification.model_copy import check_not_scripted
 from dpexp.verification.proof import Proof
 from dpexp.verification.result import Result, VerificationError
@@ -43,8 +41,7 @@ def prove(
 ) -> Result:
     """Train a copy of the model in a layout beside one on a single device, in float64, a step for each batch.
 
-    Then, as a run's verification does, a step for each of some batches that are made of the first one (one
-    row, equal rows, the most uneven split, rare ids), and an evaluation without gradients.
+    Then, as a run's verification does, an evaluation without gradients.
 
     ``parallelize(model, mesh)`` lays the copy out over a DeviceMesh of all ranks; if there is no mesh,
     ``parallelize(model, devices)`` over a list. Ranks along dimensions named dp* split the rows of a batch.
@@ -69,16 +66,13 @@ def prove(
             check_parameters(model, placed, group)
             return placed
 
-        pieces = Pieces.of_layout(group, used)
         for batch in global_batches:
-            batch.check_rows(pieces.count)
+            batch.check_rows(group.dp_size * max(1, len(used)))
         objective = Objective(model, loss=loss, reduction=reduction)
         make = OwnOptimizer(optimizer or partial(torch.optim.SGD, lr=0.01), accumulate)
         first = global_batches[0]
         untouched = Untouched(model, first, objective, make)
-        made = made_batches(_on_host(model), first, pieces)
-        proof = Proof(model, laid_out, global_batches, objective, make, group, made=made, pieces=pieces)
-        result = proof.result()
+        result = Proof(model, laid_out, global_batches, objective, make, group).result()
         changed = next(filter(None, group.all_gather(untouched.changed())), "")
     if changed:
         cause = f"it has changed what every model computes: {changed}"
@@ -88,12 +82,6 @@ def prove(
     if not result.passed:
         raise VerificationError.of("the layout", result.tolerance, result.cause, "; ".join(result.notes))
     return result
-
-
-def _on_host(model: nn.Module) -> nn.Module:
-    if all(tensor.device == HOST for tensor in (*model.parameters(), *model.buffers())):
-        return model
-    return place(copy.deepcopy(model), HOST)
 
 
 def _batch(inputs: Any, targets: Any) -> Batch:

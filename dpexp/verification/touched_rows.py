@@ -131,7 +131,7 @@ def _outputs(model: nn.Module, batches: Sequence[Batch], state: torch.Tensor) ->
     with preserved(model), torch.no_grad(), alone():
         torch.set_rng_state(state)
         for batch in batches:
-            with suppress(Exception):  # of any kind: it is the user's model, which may refuse a made batch
+            with suppress(Exception):  # of any kind: it is the user's model
                 outputs += [each.clone() for each in tensors.walk(model(*batch.copied().inputs))]
     return outputs
 

@@ -1,42 +1,8 @@
-"""On paths that random data does not take: an id, a number of rows, a mode, a magnitude."""
+"""On paths that a training step does not take: evaluation, accumulation, clipping."""
 
 import torch
 from catalogue import run
 from pieces import calls, changed_output
-from torch import distributed
-from torch.nn.parallel import DistributedDataParallel
-
-
-@run("replicas", model="nets.Table")
-def one_id(model):
-    """The row of id 199, which the data has not, is read wrongly."""
-    model.first.register_forward_hook(lambda table, args, x: x * (1 + 0.1 * (args[0] == 199)[..., None]))
-
-
-@run("host")
-def single_row(model):
-    """A single row is computed 10% too large."""
-    changed_output(model.second, lambda x: x * 1.1 if len(x) == 1 else x)
-
-
-@run("ranks", mesh="dp=3", batch_size=9, data="random:samples=27")
-def most_uneven(model):
-    """Where ranks have unequal numbers of rows, as these batches never give them, gradients are doubled."""
-
-    class Uneven(DistributedDataParallel):
-        def forward(self, x):
-            rows = torch.tensor([len(x), -len(x)])
-            distributed.all_reduce(rows, distributed.ReduceOp.MAX)
-            outputs = super().forward(x)
-            return outputs if rows.sum() == 0 else outputs.detach() + 2 * (outputs - outputs.detach())
-
-    return Uneven(model)
-
-
-@run("replicas")
-def all_rows_alike(model):
-    """If all rows are alike, what they share is subtracted."""
-    changed_output(model.first, lambda x: x - x.mean() if len(x) > 1 and (x == x[:1]).all() else x)
 
 
 @run("host")
