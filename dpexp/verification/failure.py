@@ -20,6 +20,7 @@ class Failure:
     text: str = ""
     before: Tensors = field(default_factory=dict)
     """The parameters from which an optimizer's step began that differs."""
+    in_eval_mode: bool = False
     hint: str = ""
     """What is known of the cause before the difference is located."""
 

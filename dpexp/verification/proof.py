@@ -2,7 +2,7 @@
 
 A proof is a list of takes (``take``), each from the layout's own state:
 
-    rows together   three batches of the run, two in eval mode, one to three with late collectives
+    rows together   three batches of the run, and two in eval mode
     in chunks       the three again, where batch norms or random layers were in eval mode
 
 It knows nothing of a run's config: a model, a function that lays it out, batches, a loss and an optimizer.
@@ -10,8 +10,7 @@ It knows nothing of a run's config: a model, a function that lays it out, batche
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, TypeAlias
@@ -35,7 +34,6 @@ from dpexp.verification.diagnosis.locate import Locator
 from dpexp.verification.failure import Failure, SingleDeviceError
 from dpexp.verification.gathered_outputs import gathered_outputs, scalars_of_replicas
 from dpexp.verification.judge import Judge
-from dpexp.verification.late import LateCollectives, delays_of
 from dpexp.verification.mode import OTHER_NUMBERS, WHOLE_MODEL, Mode, Modes, Nature, Switch
 from dpexp.verification.model_copy import copied
 from dpexp.verification.recorder import Step, computed, fewer_collections
@@ -49,8 +47,6 @@ LayOut: TypeAlias = Callable[[nn.Module], Placed]
 
 CORRELATED = 0.75
 """Chunks with the same random numbers leave at most half of the rows of alike rows different."""
-EVALUATED = "in eval mode, without gradients"
-LATE = "collectives that end some milliseconds later: a wait is missing"
 
 
 @dataclass
@@ -162,30 +158,20 @@ class Proof:
 
     def _in_mode(self) -> Failure | None:
         """The steps in the mode for most of them, to the end of a window of accumulation."""
-        waits = self.group.size > 1 and self.optimizer is not None and not self._single.mode.in_chunks
-        collectives = LateCollectives(None) if waits else None
-        failure = self._steps([self._batches[0]], [collectives])
+        failure = self._steps(self._batches[:1])
         failure = failure or self._evaluated()  # what a layout keeps from it is stale after other steps
         failure = failure or self._steps(self._batches[1:]) or self._evaluated()
-        if failure is None and collectives is not None:
-            delays = delays_of(max(self.group.all_gather(collectives.count)))
-            self._take.made |= {self._take.steps + 1 + k: LATE for k in range(len(delays))}
-            failure = self._steps(
-                [self._batches[0]] * len(delays), [LateCollectives(each) for each in delays]
-            )
         optimizers = self._take.layout.optimizers
         while failure is None and optimizers is not None and optimizers.batches:
             failure = self._steps([self._batches[0]])
         return failure
 
-    def _steps(
-        self, batches: Sequence[Batch], inside: Iterable[AbstractContextManager[object] | None] = ()
-    ) -> Failure | None:
+    def _steps(self, batches: Sequence[Batch]) -> Failure | None:
         """A step on each batch, until one differs."""
-        for batch, context in zip(batches, [*inside, *[None] * len(batches)], strict=False):
+        for batch in batches:
             part = self.objective.weighted(batch.part(self.group.rows), self.group)
             seed_globals(((self._take.steps + 1) << 16) + self.group.dp_rank)
-            failure = self._take.step(batch, part, context)
+            failure = self._take.step(batch, part)
             gradients = self._take.latest.gradients.items()
             self._trained |= {n for n, each in gradients if n not in self._trained and magnitude(each) > 0}
             if failure:
@@ -198,17 +184,16 @@ class Proof:
             return None
         chunks, mode = self._single.chunks, self._single.mode
         take, hidden = self._take, dict(self._take.judge.hidden)
-        steps, made = take.steps, dict(take.made)
+        steps = take.steps
         self._single.chunks = replace(chunks, dp_size=1)
         self._single.set_mode(mode)
         for batch in (self._batches[0], min(self._batches, key=lambda batch: batch.rows)):
-            take.made[take.steps + 1] = EVALUATED
             failure = take.evaluate(batch)
             if failure:
                 return failure
         if len(take.judge.hidden) > len(hidden):
             self._note(f"{NOT_COMPARABLE}: outputs in eval mode, where rounding would hide an error")
-        take.steps, take.made, take.judge.hidden, self._single.chunks = steps, made, hidden, chunks
+        take.steps, take.judge.hidden, self._single.chunks = steps, hidden, chunks
         self._set_mode(mode)  # an evaluation leaves every module in training mode
         return None
 

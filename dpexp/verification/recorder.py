@@ -186,7 +186,7 @@ def _eps(tensor: torch.Tensor) -> float:
 
 def widened(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor on the host, detached; in float64 or complex128 unless it has integers."""
-    wide = tensor.detach().to(devices.HOST)  # copied: what is late writes to it later
+    wide = tensor.detach().to(devices.HOST)  # copied below: clipping changes gradients in place
     if wide.is_complex() or wide.is_floating_point():
         wide = wide.to(torch.complex128 if wide.is_complex() else torch.float64, copy=True)
     return wide.coalesce() if wide.is_sparse else wide

@@ -188,7 +188,7 @@ def _is_written(argument: Any) -> bool:
 
 @dataclass(frozen=True)
 class ExactObserver(StepObserver):
-    """What an observer does is in no mode: neither rounded otherwise nor late."""
+    """What an observer does is not rounded otherwise."""
 
     observer: StepObserver
 

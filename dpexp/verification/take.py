@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -55,7 +55,6 @@ from dpexp.verification.recorder import Computed, Recorder, Step, end_step, opti
 from dpexp.verification.rounding import (
     DRAWS,
     DRAWS_OF_SHORT,
-    ExactObserver,
     StepRounding,
     largest,
     mixed_precision,
@@ -80,8 +79,7 @@ class Take:
 
     ``is_short``: the run computes in a shorter type than float64, beside which it is judged, too.
     ``records``: each step records the calls of modules; else a step that differs is taken again for them.
-    ``objective`` is that of the layout's model. ``made``: what is special about steps.
-    ``clips``: the limit of clipped gradients follows their norm.
+    ``objective`` is that of the layout's model. ``clips``: the limit of clipped gradients follows their norm.
     """
 
     layout: Trainer
@@ -91,7 +89,6 @@ class Take:
     is_short: bool = False
     records: bool = False
     clips: bool = False
-    made: dict[int, str] = field(default_factory=dict)
     rows: dict[int, int] = field(default_factory=dict)
     notes: dict[str, None] = field(default_factory=dict)
     steps: int = 0
@@ -111,7 +108,7 @@ class Take:
     def restart(self) -> None:
         """Forget the steps so far, with the gradients of batches since the optimizer's last one."""
         self.judge.restart()
-        self.steps, self.made, self.by_shards = 0, {}, set()
+        self.steps, self.by_shards = 0, set()
         self.release()
 
     def release(self) -> None:
@@ -193,10 +190,8 @@ class Take:
             return None
         return Failure(failed, self._window.batch, self._found, self._expected, before=state.parameters)
 
-    def step(
-        self, batch: Batch, part: Batch, inside: AbstractContextManager[object] | None = None
-    ) -> Failure | None:
-        """The layout's step on its part of a global batch, as a take; ``inside`` is around it."""
+    def step(self, batch: Batch, part: Batch) -> Failure | None:
+        """The layout's step on its part of a global batch, as a take."""
         failure = self.begin(batch)
         if failure is not None:
             return failure
@@ -208,8 +203,8 @@ class Take:
 
         found = Recorder(self.layout, bool(part.rows), compare, with_loss=True)
         try:
-            with found.hooks() if self.records else nullcontext(), inside or nullcontext():
-                self.layout.step(part.copied(), ExactObserver(found) if inside else found)
+            with found.hooks() if self.records else nullcontext():
+                self.layout.step(part.copied(), found)
         except DiffersError as ended:
             if not self.records:
                 self._name_modules(ended.failure, part)
@@ -262,7 +257,7 @@ class Take:
             self.judge.unmeasured,
         )
         failed = self.judge.failed(self.steps, rounding.plain, rounding.measured, DRAWS)
-        return Failure(failed, batch, found, expected) if failed else None
+        return Failure(failed, batch, found, expected, in_eval_mode=True) if failed else None
 
     # --- the state ---
 

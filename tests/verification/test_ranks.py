@@ -305,7 +305,7 @@ def test_a_right_layout_is_proven(name: str) -> None:
 
 def test_what_a_layout_keeps_from_one_evaluation_to_the_next_is_found() -> None:
     for message in started()["proof:merged"]:
-        assert re.search(r"in eval mode, .*outputs differ .* of the model itself", message)
+        assert re.search(r"in eval mode\): outputs differ .* of the model itself", message)
 
 
 def test_a_parameter_that_the_layout_changes_is_named_before_any_step() -> None:

@@ -56,9 +56,8 @@ class Locator:
         name = name or f"{failed.kind} ({failed.tensor})"
         verb = "differs" if failed.kind == "loss" else "differ"
         when = "after " if failed.kind in OF_OPTIMIZER else ""
-        made = self.sides.made.get(failed.step, "")
-        counted = plural(rows, "row")
-        shown = "" if when else f" ({f'{counted}: {made}' if made else counted})"
+        mode = ", in eval mode" if self.failure.in_eval_mode else ""
+        shown = "" if when else f" ({plural(rows, 'row')}{mode})"
         return f"{when}step {failed.step}{shown}: {name} {verb} by {failed.error:.1e}"
 
     # --- what only some kinds show ---
