@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from dpexp import devices, tensors
-from dpexp.config.errors import ConfigError, describe, plural
+from dpexp.config.errors import ConfigError, plural
 from dpexp.config.factories import Factory
 from dpexp.config.process import cores
 from dpexp.config.run_config import RunConfig
@@ -30,7 +30,6 @@ from dpexp.strategies.ranks import check_sync_batch_norm
 from dpexp.strategies.registry import STRATEGIES
 from dpexp.training.optimizers import OptimizerChoice, check_optimizer
 from dpexp.verification.model_copy import check_not_scripted
-from dpexp.verification.untouched import Untouched
 
 
 def prepare(
@@ -79,7 +78,6 @@ def prepare(
         threads_before,
     )
     _check_accumulation(prepared)
-    prepared.untouched, untouched_note = _untouched(prepared)
     strategy.prepare(model, selection.used)
     check_model(model, trains=trains, copies=config.check)
     if optimizer is not None:
@@ -88,7 +86,7 @@ def prepare(
     tensors.cast_module(model, dtype)
     if one_batch:
         try_one_batch(prepared)
-        notes = (source.note, _unused_size(dataset, config.batch_size), cache_note, untouched_note)
+        notes = (source.note, _unused_size(dataset, config.batch_size), cache_note)
         prepared.note = "; ".join(filter(None, notes))
     return prepared
 
@@ -131,21 +129,6 @@ def _metrics(found: Mapping[str, Factory], model: nn.Module) -> Metrics | None:
     """Those of ``--metrics``, else the model's."""
     given = found.get("metrics")
     return metrics_of(model) if given is None else given.bound(given.load(), 2)
-
-
-def _untouched(prepared: Prepared) -> tuple[Untouched | None, str]:
-    """What a single device computes before a user's layout is called; None for other strategies.
-
-    Nor where it computes nothing, of which there is a note: of a model that does not take the data, the batch
-    that is tried next says why.
-    """
-    if not (prepared.schedule.check and prepared.strategy.needs.user_code):
-        return None, ""
-    batch, objective = next(prepared.batches(0)), prepared.data.objective
-    try:
-        return Untouched(prepared.model, batch, objective, prepared.optimizer, prepared.dtype), ""
-    except Exception as error:  # of any kind: it is the user's model
-        return None, f"not seen: what the layout changes for every model, since it raises {describe(error)}"
 
 
 def _check_compile(strategy: Strategy) -> None:

@@ -22,7 +22,6 @@ from dpexp.strategies.base import Strategy
 from dpexp.strategies.placed import Placed
 from dpexp.training.optimizers import OptimizerChoice
 from dpexp.training.trainer import Trainer
-from dpexp.verification.untouched import Untouched
 
 
 @dataclass(frozen=True)
@@ -48,8 +47,7 @@ class Prepared:
     ``request`` asks for devices, of which this process uses those of ``selection``. ``optimizer`` is None
     where the run does not train. ``dtype`` is that of the parameters, ``autocast`` that of mixed precision,
     empty for none. ``factories`` has what the options name, by option (see ``references.factories``).
-    ``untouched`` says what a user's layout has changed for every model. ``note`` is added to that of the
-    verification.
+    ``note`` is added to that of the verification.
     """
 
     strategy: Strategy
@@ -67,7 +65,6 @@ class Prepared:
     factories: Mapping[str, Factory]
     run_name: str
     threads_before: int
-    untouched: Untouched | None = None
     note: str = ""
 
     @property

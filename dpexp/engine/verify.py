@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import islice
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 
@@ -64,7 +64,6 @@ class Verification:
         if result.cause:
             note = "; ".join([*result.notes, UNVERIFIED])
             raise VerificationError.of(self._prepared.strategy.name, result.tolerance, result.cause, note)
-        self._check_untouched()
         self._own = self._own_steps(result.mode_in_training)
 
     def first(self, trainer: Trainer, batches: Iterable[Batch]) -> None:
@@ -83,7 +82,6 @@ class Verification:
         self._entry = "last_step"
         result = self._own.last(self._pairs(self._after(number)))
         self._record("after the last measured step, from its state", result)
-        self._check_untouched()
 
     def _own_steps(self, mode: Mode | None) -> OwnSteps:
         """``mode`` is the mode in which training mode was compared before."""
@@ -110,19 +108,9 @@ class Verification:
         result = replace(result, notes=[*result.notes, *self._notes])
         self._journal.set({f"verification.{self._entry}": result.row()})
         if result.cause:
-            self._refuse(result.tolerance, f"{where}, in {self._type}: {result.cause}")
-
-    def _check_untouched(self) -> None:
-        """Raises VerificationError where a user's layout has changed what a single device computes."""
-        untouched = self._prepared.untouched
-        changed = untouched.changed() if untouched is not None else ""
-        cause = next(filter(None, self._prepared.group.all_gather(changed)), "")
-        if cause:
-            self._refuse(0.0, f"the layout has changed what every model computes: {cause}")
-
-    def _refuse(self, tolerance: float, cause: str) -> NoReturn:
-        self._journal.set({"verification.passed": False, "verification.cause": cause})
-        raise VerificationError.of(self._prepared.strategy.name, tolerance, cause, UNVERIFIED)
+            cause = f"{where}, in {self._type}: {result.cause}"
+            self._journal.set({"verification.passed": False, "verification.cause": cause})
+            raise VerificationError.of(self._prepared.strategy.name, result.tolerance, cause, UNVERIFIED)
 
 
 def verify(prepared: Prepared) -> Result:

@@ -159,20 +159,3 @@ class NormsAndDrops(Norms, Drops):
 
     def forward(self, x):
         return self.third(self.drop(self.act(self.second(self.norm(self.first(x))))))
-
-
-class Table(Net):
-    """Ids ``(rows, 2)`` of a table of 200 rows -> ``(rows, 4)``; its data lacks the last two."""
-
-    IDS = 200
-
-    def __init__(self):
-        super().__init__()
-        self.first = nn.Embedding(self.IDS, 8)
-
-    def forward(self, ids):
-        return self.third(self.act(self.second(self.first(ids).sum(1))))
-
-    def example(self, samples, generator):
-        ids = torch.randint(self.IDS - 2, (samples, 2), generator=generator)
-        return ids, numbers(samples, 4, generator=generator)
