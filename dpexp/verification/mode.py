@@ -71,13 +71,11 @@ class Switch:
 class Nature:
     """What of a model depends on the rows beside a row (``batch_norms``), or on random numbers (``drawing``).
 
-    ``reached`` are the parameters that get a gradient.
     ``has_no_eval_mode``: a batch norm without running statistics uses those of its rows in eval mode, too.
     """
 
     batch_norms: frozenset[str]
     drawing: frozenset[str]
-    reached: frozenset[str]
     has_no_eval_mode: bool = False
 
     @classmethod
@@ -106,7 +104,7 @@ class Nature:
                 drawing = more_quiet(drawing, draws.names)
         mark_drawing(model, drawing - {WHOLE_MODEL})
         without_statistics = any(map(_has_no_statistics, model.modules()))
-        return cls(norms, drawing, reached, without_statistics)
+        return cls(norms, drawing, without_statistics)
 
 
 def _computed(

@@ -10,7 +10,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from command_lines import CommandLines
 from engine_runs import recorded
@@ -100,35 +99,6 @@ def test_every_parameter_and_buffer_is_digested(dpexp_home: Path) -> None:
     found = recorded_single(dpexp_home, "weights", spec, eval=True, steps=1, warmup=0)
     state = prepare(RunConfig("single", model=spec, devices="cpu")).model.state_dict()
     assert found.digest["weights"] == tensors.digest(state)
-
-
-def test_warm_up_steps_train(dpexp_home: Path) -> None:
-    common = {"model": "linear", "data": "random:samples=8", "batch_size": 8, "lr": 0.1}
-    cold = recorded_single(dpexp_home, "cold", steps=5, warmup=0, **common).steps["loss"]
-    warm = recorded_single(dpexp_home, "warm", steps=2, warmup=3, **common).steps["loss"]
-    assert warm == pytest.approx(cold[3:], rel=1e-5)
-    assert torch.tensor(cold).diff().max() < 0  # no two steps have the same loss
-
-
-def test_a_run_trains_as_a_loop_of_pytorch_does(dpexp_home: Path) -> None:
-    """An epoch is one batch, so that the order of its rows changes nothing but rounding."""
-    spec, options = (
-        f"{__file__}:Buffered",
-        {"data": "random:samples=8", "batch_size": 8, "lr": 0.1, "seed": 3},
-    )
-    config = RunConfig("single", model=spec, devices="cpu", **options)
-    prepared = prepare(config)
-    trained, (batch,) = prepared.model, prepared.batches(0, shuffle=False)
-    optimizer = torch.optim.SGD(trained.parameters(), lr=0.1)
-    losses = []
-    for _ in range(4):
-        optimizer.zero_grad()
-        loss = torch.nn.functional.mse_loss(trained(*batch.inputs), batch.targets)
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    found = recorded_single(dpexp_home, "loop", spec, steps=4, warmup=0, **options)
-    assert found.steps["loss"] == pytest.approx(losses, rel=1e-4)
 
 
 def test_outputs_are_digested_in_eval_mode(dpexp_home: Path) -> None:

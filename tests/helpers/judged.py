@@ -1,8 +1,7 @@
-"""Runs that a loop in plain PyTorch judges: each layout, with trainings that cover all pairs of options."""
+"""Runs that a loop in plain PyTorch judges: each layout, with trainings that cover all options."""
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -51,28 +50,24 @@ FEW = ("ddp unused", "custom of rows")
 """Those whose gradients come together as in another: they train with some optimizers."""
 FOR_SPARSE = ("sgd", "adam", "adagrad")
 
-AUTOCAST: dict[str, tuple[tuple[str, int], ...]] = {
-    "single": (),
-    "whole": (("", 4),),
-    "block": (("embedding", 2), ("block1", 2), ("block2", 2)),
-    "functional": (("", 3),),
-    "hybrid of replicas": (("", 3),),
-    "place": (),
-}
-"""Layouts that are judged under autocast to bfloat16, and which of their modules have how many replicas."""
-MIXED = (
-    Training("mse", "momentum", autocast=True),
-    Training("tokens", "adam", clip_norm=0.05, autocast=True),
-    Training("huber", "sgd", accumulate=2, autocast=True),
+TRAININGS = (
+    Training("mse", "sgd", accumulate=2, clip_norm=0.05, warmup=3),
+    Training("huber", "adam", accumulate=2),
+    Training("sum", "adagrad", clip_norm=0.05),
+    Training("l1 sum", "sgd", warmup=3),
+    Training("classes", "adam", clip_norm=0.05, warmup=3),
+    Training("tokens", "adam", clip_norm=1e6),
+    Training("weighted", "adagrad", warmup=3),
+    Training("inside", "sgd", clip_norm=0.05),
+    Training("mse", "momentum", accumulate=2, warmup=3),
+    Training("sum", "adamw", clip_norm=0.05),
+    Training("tokens", "adamax", warmup=3),
+    Training("huber", "nadam", accumulate=2, clip_norm=0.05),
+    Training("classes", "radam", accumulate=2),
+    Training("weighted", "adadelta", clip_norm=0.05),
+    Training("inside", "rmsprop", warmup=3),
 )
-
-OPTIONS: dict[str, tuple[Any, ...]] = {
-    "optimizer": tuple(OPTIMIZERS),
-    "loss": ("mse", "huber", "sum", "l1 sum", "classes", "tokens", "weighted", "inside"),
-    "accumulate": (1, 2),
-    "clip_norm": (None, 0.05, 1e6),
-    "warmup": (0, 3),
-}
+"""Each value of an option, and each loss with an optimizer that sparse tables have."""
 LOSSES: dict[str, dict[str, str]] = {
     "huber": {"loss": "huber:delta=0.3"},
     "sum": {"reduction": "sum"},
@@ -104,58 +99,21 @@ class Case:
             "accumulate": training.accumulate,
             "clip_norm": training.clip_norm,
             "warmup": training.warmup,
-            **({"autocast": "bfloat16", "dtype": "float32"} if training.autocast else {"dtype": "float64"}),
+            "dtype": "float64",
         }
         fixed: dict[str, Any] = {"batch_size": BATCH, "steps": STEPS, "phase_steps": 0, "threads": 1}
         fixed |= {"check": False, "track": False}
         return RunConfig.from_dict(values | fixed | LOSSES.get(training.loss, {}) | self.options)
 
 
-def possible(layout: str, options: dict[str, Any], values: dict[str, Any]) -> bool:
-    """Whether a layout with these options has such a training: others are refused, or left out."""
-    by_tokens = values["loss"] in ("tokens", "weighted", "inside")
-    if values["accumulate"] > 1 and by_tokens:
-        return False
-    return not (options.get("sparse") or layout in FEW) or values["optimizer"] in FOR_SPARSE
-
-
 def cases(layouts: dict[str, dict[str, Any]]) -> list[Case]:
-    """Trainings in which every possible pair occurs of a layout and a value of an option.
-
-    Of one process also every possible pair of two options' values.
-    """
-    every = [
-        {"layout": layout} | dict(zip(OPTIONS, values, strict=True))
-        for layout, values in itertools.product(layouts, itertools.product(*OPTIONS.values()))
-        if possible(layout, layouts[layout], dict(zip(OPTIONS, values, strict=True)))
+    """The trainings of each layout."""
+    return [
+        Case(layout, options, replace(training, sparse=options.get("sparse", False)))
+        for layout, options in layouts.items()
+        for training in TRAININGS
+        if training.optimizer in FOR_SPARSE or not (options.get("sparse") or layout in FEW)
     ]
-    bits: dict[Any, int] = {}
-    pairs = [_pairs(values, bits, of_options=layouts is PROCESS) for values in every]
-    missing, found = (1 << len(bits)) - 1, []
-    while missing:
-        best = max(range(len(every)), key=lambda number: (missing & pairs[number]).bit_count())
-        missing &= ~pairs[best]
-        found.append(every[best])
-    return [_case(layouts, **values) for values in found]
-
-
-def under_autocast(layout: str) -> list[Case]:
-    """Trainings of a layout of one process under autocast."""
-    trainings = (replace(training, pieces=AUTOCAST[layout]) for training in MIXED)
-    return [Case(layout, PROCESS[layout], training) for training in trainings]
-
-
-def _pairs(values: dict[str, Any], bits: dict[Any, int], *, of_options: bool) -> int:
-    """The pairs of a training as bits, which are numbered as they occur."""
-    pairs = itertools.combinations(values.items(), 2)
-    return sum(
-        1 << bits.setdefault(pair, len(bits)) for pair in pairs if of_options or pair[0][0] == "layout"
-    )
-
-
-def _case(layouts: dict[str, dict[str, Any]], layout: str, **values: Any) -> Case:
-    options = layouts[layout]
-    return Case(layout, options, Training(**values, sparse=options.get("sparse", False)))
 
 
 def losses(group: ProcessGroup) -> list[list[float]]:

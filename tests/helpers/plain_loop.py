@@ -6,7 +6,6 @@ gradients, that is SparseAdam on the rows of a batch and row-wise Adagrad, is wr
 
 import hashlib
 from collections.abc import Iterator
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,9 +84,6 @@ class Training:
     accumulate: int = 1
     clip_norm: float | None = None
     warmup: int = 0
-    autocast: bool = False
-    pieces: tuple[tuple[str, int], ...] = ()
-    """Under autocast: (submodule, number of replicas), which round their own gradients."""
 
     @property
     def lr(self) -> float:
@@ -153,22 +149,6 @@ class Table:
         return self.mean[row] / first / root
 
 
-def bfloat16() -> Any:
-    """PyTorch's autocast; without its cache each call of a module rounds its weights and gradients anew."""
-    return torch.autocast("cpu", torch.bfloat16, cache_enabled=False)
-
-
-class Pieces(nn.Module):
-    """Calls the module on one piece of the rows after the other, as replicas compute them at once."""
-
-    def __init__(self, module: nn.Module, count: int) -> None:
-        super().__init__()
-        self.module, self.count = module, count
-
-    def forward(self, rows: Tensor) -> Tensor:
-        return torch.cat([self.module(piece) for piece in rows.chunk(self.count)])
-
-
 def loss_of(kind: str, scores: Tensor, labels: Tensor) -> Tensor:
     """The loss of a whole batch."""
     if kind in BY_NUMBERS:
@@ -202,23 +182,16 @@ def batches(steps: int) -> Iterator[Tensor]:
 
 
 class Loop:
-    """The model, its optimizer and the data of a training, in float64, or in float32 under autocast."""
+    """The model, its optimizer and the data of a training, in float64."""
 
     def __init__(self, training: Training) -> None:
         self.training, rate = training, OPTIMIZERS[training.optimizer]
         self.data = data(classes=training.loss not in BY_NUMBERS)
-        self.dtype = torch.float32 if training.autocast else torch.float64
-        self.net = self.model = Net().to(self.dtype)
+        self.net = Net().double()
         table, *others = (each for each in self.net.parameters() if each.requires_grad)
         by_rows = training.optimizer == "adam" and training.sparse
         self.table = Table(table, training.lr) if by_rows else None
         self.optimizer = rate.optimizer(others if by_rows else [table, *others], training.lr)
-        for name, count in training.pieces:
-            split = Pieces(getattr(self.net, name) if name else self.net, count)
-            if name:
-                setattr(self.net, name, split)
-            else:
-                self.model = split  # type: ignore[assignment]
 
     def losses(self) -> list[float]:
         """The loss of each step after the warm-up, which has whole windows; before its update."""
@@ -230,11 +203,7 @@ class Loop:
         found, looked_up, accumulate = [], [], self.training.accumulate
         for number, rows in enumerate(batches(steps), 1):
             ids, labels = (tensor[rows] for tensor in self.data.values())
-            with bfloat16() if self.training.autocast else nullcontext():
-                scores = self.model(ids).to(self.dtype)
-                loss = loss_of(
-                    self.training.loss, scores, labels.to(self.dtype) if labels.dim() > 2 else labels
-                )
+            loss = loss_of(self.training.loss, self.net(ids), labels.double() if labels.dim() > 2 else labels)
             (loss / accumulate).backward()  # type: ignore[no-untyped-call]
             found.append(loss.item())
             looked_up.append(ids.flatten())

@@ -1,4 +1,4 @@
-"""Runs train as an independent loop in plain PyTorch does: every layout, with pairs of all options.
+"""Runs train as an independent loop in plain PyTorch does: every layout, with all options.
 
 The loop (``helpers/plain_loop.py``) has no code of dpexp: not its order of samples, its weights of shards,
 its accumulation, its clipping or its optimizers. The losses are equal in float64, step by step.
@@ -8,16 +8,13 @@ import judged
 import pytest
 import torch
 from in_ranks import in_ranks
-from judged import PROCESS, RANKS, Case
+from judged import PROCESS, RANKS, TRAININGS, Case
 from plain_loop import Loop
 
 import dpexp
 
-RTOL = {"float64": 1e-7, "float32": 1e-5, "bfloat16": 1e-6}
-"""By type, after the updates of some steps that amplify its rounding: a bug changes 1e-3 or more.
-
-Under autocast to bfloat16 both round the same products, so that only sums in float32 may differ.
-"""
+RTOL = 1e-7
+"""After the updates of some steps that amplify rounding: a bug changes 1e-3 or more."""
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +37,7 @@ def check(case: Case, found: list[float]) -> None:
     torch.testing.assert_close(
         torch.tensor(found, dtype=torch.float64),
         expected,
-        rtol=RTOL[case.config.autocast or case.config.dtype],
+        rtol=RTOL,
         atol=0,
         msg=lambda message: f"{case}\n{message}",
     )
@@ -50,15 +47,8 @@ def check(case: Case, found: list[float]) -> None:
 @pytest.mark.parametrize("layout", PROCESS)
 def test_a_layout_trains_as_a_loop_in_plain_pytorch(layout: str, in_process: list[Case]) -> None:
     chosen = [case for case in in_process if case.layout == layout]
-    assert {case.training.loss for case in chosen} == set(judged.OPTIONS["loss"])
+    assert {case.training.loss for case in chosen} == {training.loss for training in TRAININGS}
     for case in chosen:
-        check(case, dpexp.run(case.config, quiet=True).steps["loss"])
-
-
-@pytest.mark.usefixtures("one_thread")
-@pytest.mark.parametrize("layout", judged.AUTOCAST)
-def test_a_layout_trains_under_autocast_as_a_loop_in_plain_pytorch(layout: str) -> None:
-    for case in judged.under_autocast(layout):
         check(case, dpexp.run(case.config, quiet=True).steps["loss"])
 
 
@@ -68,6 +58,6 @@ def test_ranks_train_as_a_loop_in_plain_pytorch(layout: str, ranks_losses: list[
     of_layout = [
         pair for pair in zip(judged.cases(RANKS), ranks_losses, strict=True) if pair[0].layout == layout
     ]
-    assert {case.training.loss for case, _ in of_layout} == set(judged.OPTIONS["loss"])
+    assert {case.training.loss for case, _ in of_layout} == {training.loss for training in TRAININGS}
     for case, found in of_layout:
         check(case, found)

@@ -15,7 +15,6 @@ from dpexp.engine.prediction import predict
 from dpexp.engine.prepare import prepare
 from dpexp.engine.verify import verify
 from dpexp.strategies.placed import Placed
-from dpexp.strategies.ranks import without_ranks
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the compiler itself
@@ -46,14 +45,6 @@ def test_sync_batch_norm_of_ranks_on_the_host_is_refused_before_the_run(
     monkeypatch.setattr(distributed, "is_initialized", lambda: True)
     with pytest.raises(ConfigError, match=r"SyncBatchNorm \(middle\) computes on accelerators only"):
         prepare(config)
-
-
-def test_sync_batch_norm_without_ranks_is_a_plain_one_for_a_while() -> None:
-    norm = nn.SyncBatchNorm(5)
-    with without_ranks(norm):
-        assert not isinstance(norm, nn.SyncBatchNorm)
-        norm(torch.randn(6, 5, 3))
-    assert isinstance(norm, nn.SyncBatchNorm)
 
 
 def test_fsdp_refuses_a_scalar_parameter_before_the_run() -> None:

@@ -10,7 +10,6 @@ from engine_runs import recorded
 from torch import nn
 
 from dpexp.config.run_config import RunConfig
-from dpexp.engine.prepare import prepare
 from dpexp.parallel.data_parallel import DataParallel
 from dpexp.record.record import Record
 from dpexp.verification.result import VerificationError
@@ -161,25 +160,6 @@ def test_statistics_that_a_user_s_layout_keeps_otherwise_in_the_run_s_type_are_f
 ) -> None:
     with pytest.raises(VerificationError, match=r"buffers \(1\.running_mean\) differ"):
         recorded(dpexp_home, custom(Normed, replicas_that_forget))
-
-
-def as_it_is(model: nn.Module, devices: Devices) -> nn.Module:
-    return model
-
-
-class OnlyFloat32(nn.Linear):
-    def __init__(self) -> None:
-        super().__init__(5, 2)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if x.dtype == torch.float64:
-            raise ValueError("not in float64")
-        return super().forward(x)
-
-
-def test_what_keeps_a_single_device_from_its_step_before_the_layout_is_in_the_note() -> None:
-    config = RunConfig("custom", model=f"{__file__}:OnlyFloat32", options={"layout": f"{__file__}:as_it_is"})
-    assert "it raises ValueError: not in float64" in prepare(config).note
 
 
 # --- wrong ones ------------------------------------------------------------------------------------

@@ -59,24 +59,6 @@ def logits_beside_a_mask(model):
     other_output(model, "logits", lambda x: x + 1e-3)
 
 
-@run("host", model="hidden.Magnitudes")
-def small_output(model):
-    """A third output is off by 1e-4, beside another times 1e8."""
-    other_output(model, "small", lambda x: x * (1 + 1e-4))
-
-
-@run("replicas", model="hidden.Magnitudes")
-def integer_output(model):
-    """An integer above 2^53 among the outputs is one too large."""
-    other_output(model, "ids", lambda x: x + 1)
-
-
-@run("host", model="hidden.Magnitudes")
-def small_buffer(model):
-    """A mean in a buffer has another momentum, beside a buffer of -1e30."""
-    other_output(model, "small", lambda x: model.mean.mul_(1.1).sum() * 0 + x)
-
-
 @run("ranks", model="hidden.Magnitudes")
 def sign_on_a_branch(model):
     """On a branch scaled by 1e-13 the gradient of the weight has the wrong sign."""

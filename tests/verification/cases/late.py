@@ -2,12 +2,10 @@
 
 import torch
 from catalogue import run
-from pieces import calls, changed_output
 from torch import distributed
 from torch.distributed.algorithms.ddp_comm_hooks import post_localSGD_hook, powerSGD_hook
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 CACHE = {}
 
@@ -18,36 +16,11 @@ def counter():
     return lambda: next(numbers)
 
 
-@run("host")
-def counted_in_the_file(model):
-    """After twelve calls of float32, counted in the file, the output of `second` is 1% too large."""
-    changed_output(model.second, lambda x: x * 1.01 if x.dtype == torch.float32 and calls("file") > 12 else x)
-
-
 @run("replicas")
 def from_step_four(model):
     """From its fourth training step on, the placed model halves the gradient of `second.weight`."""
     step = counter()
     model.second.weight.register_hook(lambda gradient: gradient / 2 if step() >= 4 else gradient)
-
-
-@run("host")
-def second_placement(model):
-    """Wrong in the second placement of a float32 model and in all later ones; the first is a trial."""
-    if model.first.weight.dtype == torch.float32 and calls("placement") > 1:
-        changed_output(model.second, lambda x: x * 1.01)
-
-
-@run("host")
-def cached_batches(model):
-    """What `first` makes of a batch is kept in the file, and used when the batch comes again."""
-    forward = model.first.forward
-
-    def cached(x):
-        kept = CACHE.setdefault((x.dtype, x.flatten()[0].item(), len(x)), forward(x).detach())
-        return kept + (forward(x) - forward(x).detach())
-
-    model.first.forward = cached
 
 
 @run("shards")
@@ -61,18 +34,6 @@ def cached_weight(model):
 
     if model.second.weight.dtype == torch.float32:
         model.second.forward = forward
-
-
-@run("ranks")
-def learning_rate_halves(model):
-    """After six steps of the optimizer the layout halves the learning rate."""
-    first, step = next(model.parameters()), counter()
-
-    def before(optimizer, args, kwargs):
-        if any(each is first for group in optimizer.param_groups for each in group["params"]) and step() == 6:
-            optimizer.param_groups[0]["lr"] /= 2
-
-    register_optimizer_step_pre_hook(before)
 
 
 @run("ranks")

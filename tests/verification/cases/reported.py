@@ -4,34 +4,8 @@ import torch
 from catalogue import HERE, run
 from nets import Net
 from torch import distributed, nn
-from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import get_total_norm
-
-
-class Synchronized(DistributedDataParallel):
-    """Reduces the gradients of the last of two micro-batches, or of the other."""
-
-    last, seen = 1, 0
-
-    def forward(self, *inputs):
-        if self.training:
-            self.require_backward_grad_sync, self.seen = self.seen % 2 == self.last, self.seen + 1
-        return super().forward(*inputs)
-
-
-@run("ranks", accumulate=2)
-def first_of_two_reduced(model):
-    """FunASR#3472: `no_sync` is left on the first of two micro-batches, and entered on the last."""
-    laid_out = Synchronized(model)
-    laid_out.last = 0
-    return laid_out
-
-
-@run("ranks", accumulate=2, right=True)
-def last_of_two_reduced(model):
-    """The gradients of two micro-batches are reduced with the last."""
-    return Synchronized(model)
 
 
 @run("ranks", words="its own rows")
@@ -113,34 +87,3 @@ def unused_parameter(model):
 def found_unused(model):
     """DDP searches for parameters that are not used."""
     return DistributedDataParallel(model, find_unused_parameters=True)
-
-
-class Dead(Net):
-    """All weights are zero: so is every gradient, and two dead models agree."""
-
-    def __init__(self):
-        super().__init__()
-        for parameter in self.parameters():
-            nn.init.zeros_(parameter)
-
-    def forward(self, x):
-        return super().forward(x).relu()
-
-
-@run(
-    "ranks",
-    model="reported.Dead",
-    right=True,
-    words="gradient other than zero",
-)
-def dead(model):
-    """NVIDIA-NeMo/Automodel#3701: nobody reduces any gradient, of a model whose gradients are zero."""
-    return model
-
-
-@run("shards", right=True)
-def used_before(model):
-    """pytorch#149205: a forward after `fully_shard` leaves the root unsharded until the optimizer is made."""
-    fully_shard(model)
-    model(torch.randn(4, 6, dtype=model.first.weight.dtype))
-    return model

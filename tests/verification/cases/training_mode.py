@@ -14,42 +14,13 @@ def momentum(model):
     model.norm.momentum = 0.5
 
 
-class Biased(nn.BatchNorm1d):
-    """Keeps the biased variance."""
-
-    def forward(self, x):
-        if not self.training:
-            return super().forward(x)
-        with torch.no_grad():
-            self.running_mean.lerp_(x.mean(0), self.momentum)
-            self.running_var.lerp_(x.var(0, correction=0), self.momentum)
-            self.num_batches_tracked += 1
-        return functional.batch_norm(x, None, None, self.weight, self.bias, True, 0.0, self.eps)
-
-
-class MeanOfVariances(Biased):
-    """Takes the mean of the ranks' variances as the variance of all rows."""
-
-    def forward(self, x):
-        if not self.training:
-            return super().forward(x)
-        mean, variance = (all_reduce(each) / 2 for each in (x.mean(0), x.var(0, correction=0)))
-        return (x - mean) / (variance + self.eps).sqrt() * self.weight + self.bias
-
-
 def with_norm(model, new):
     """Put a batch norm with the state of the old one in its place."""
     new.load_state_dict(model.norm.state_dict())
     model.norm = new.to(model.first.weight.dtype)
 
 
-@run("ranks", model="nets.Norms")
-def mean_of_variances(model):
-    """A synchronized batch norm takes the mean of the ranks' variances as the variance of all rows."""
-    with_norm(model, MeanOfVariances(8))
-
-
-class Synchronized(Biased):
+class Synchronized(nn.BatchNorm1d):
     """A batch norm of the rows of all ranks."""
 
     correction = 1
@@ -113,9 +84,3 @@ def equal_masks(model):
         return functional.dropout(x, 0.4)
 
     model.drop = Own(drop)
-
-
-@run("ranks", model="nets.Drops")
-def straight_through(model):
-    """The gradient of dropout is that of the identity."""
-    model.drop.register_forward_hook(lambda drop, args, x: args[0] + (x - args[0]).detach())
