@@ -51,10 +51,12 @@ class WatchedLoop:
         self._calls = Calls(model, self._remove)
         if options.loss is not None:
             self.loss = ObservedLoss(options.loss, self._calls)
-        self._ranks: Ranks | None = None
+        is_initialized = torch.distributed.is_available() and torch.distributed.is_initialized()
+        self._ranks = Ranks() if is_initialized else None  # every rank is here; at a step one may not be
         self._step: Step | None = None
         self._residue: dict[str, torch.Tensor] = {}
         self._stepping: torch.optim.Optimizer | None = None
+        self._stepped: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self._other_steps = self._window = 0
         self._started = self._spent = 0.0
         self._is_scaled = self._was_clipped = self._may_be_skipped = False
@@ -179,7 +181,22 @@ class WatchedLoop:
         """Compare the gradients, before the optimizer's step."""
         if self._step is None or self._window != self._calls.windows:
             self._window, self._step = self._calls.windows, self._new_step(optimizer)
+            self._stepped.clear()
+        elif optimizer in self._stepped:
+            self._refuse_again(held)
+            return
+        self._stepped.add(optimizer)
         self._step.compare_gradients(optimizer, held)
+
+    def _refuse_again(self, held: Mapping[str, nn.Parameter]) -> None:
+        """Raise FoundError for gradients that are used twice; a step without any is left out."""
+        self._stepping = None
+        assert self._ranks is not None
+        gradients = [full(each.grad) for each in held.values() if each.grad is not None]
+        if any(self._ranks.all_gather(any(bool(each.any()) for each in gradients))):
+            cause = "zero_grad is missing, or step is called twice"
+            what = "it steps again with the same gradients, without a backward of the model"
+            raise FoundError(Finding(self.steps, "optimizer", what, cause))
 
     def _complete(self, optimizer: torch.optim.Optimizer, held: Mapping[str, nn.Parameter]) -> None:
         """Compare the update, after the optimizer's step."""
