@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from dpexp.config.errors import plural
+from dpexp.watch.findings import NotComparableError
 from dpexp.watch.ranks import Ranks
 
 SAMPLE = 4096
@@ -36,7 +37,7 @@ class Case:
     ``columns`` are what each call of this rank should add, before clipping; ``total`` is their sum over all
     ranks. ``counted`` are the ranks whose calls count; ``residue`` is what the steps before have left.
     ``rule`` is what the loss averages over, and ``are_equal`` says that the loop counts every call alike,
-    where a single device does not.
+    where a single device does not; ``is_weighed_right``: at the loss it counts every call as one does.
     """
 
     ranks: Ranks
@@ -52,6 +53,7 @@ class Case:
     is_scaled: bool = False
     rule: str = ""
     are_equal: bool = False
+    is_weighed_right: bool = False
     names: list[str] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -59,12 +61,18 @@ class Case:
 
 
 def explain(case: Case) -> str:
-    """The cause in words; every rank must call this."""
+    """The cause in words; every rank must call this. NotComparableError: a step was skipped."""
     ranks = case.ranks
     by_rank = ranks.all_gather([_sampled(each) for each in case.columns])
     calls = [(rank, number) for rank in sorted(set(case.counted)) for number in range(len(by_rank[rank]))]
     columns = [by_rank[rank][number] for rank, number in calls]
     found, residue = _sampled(case.found), _sampled(case.residue)
+    if not all(ranks.all_gather(_is_finite(found))):
+        return "it is not finite where the optimizer steps"
+    if not all(map(_is_finite, (*columns, residue))):
+        raise NotComparableError(
+            "what a call should add is not finite, and the gradients are: the loop skips or scales the step"
+        )
     kept = _ratio(_sampled(case.right), _sampled(case.total), case.names)
 
     def fitted(names: list[str]) -> list[Fit]:
@@ -82,7 +90,7 @@ def explain(case: Case) -> str:
     of_last = fitted([wrong[-1]])
     some = f"{len(wrong)} of {len(case.names)} parameters are wrong, '{wrong[-1]}' last"
     if all(fit.apart < FITS for fit in of_last):
-        return f"{some}: {_Words(case, of_last, calls, kept).cause()}"
+        return f"{some}: {_Words(case, of_last, calls, kept, is_part=True).cause()}"
     return (
         f"{some}: it is not a sum of what the calls should add: a part of the loss does not come from the "
         "model's outputs (a penalty on weights), a hook changes it, or the layout computes another backward"
@@ -121,9 +129,14 @@ class _Words:
     """The cause by the factors of all ranks' calls; ``kept`` is the part that the stated clipping leaves."""
 
     def __init__(
-        self, case: Case, fits: Sequence[Fit], calls: Sequence[tuple[int, int]], kept: float
+        self,
+        case: Case,
+        fits: Sequence[Fit],
+        calls: Sequence[tuple[int, int]],
+        kept: float,
+        is_part: bool = False,
     ) -> None:
-        self.case, self.fits, self.calls, self.kept = case, fits, calls, kept
+        self.case, self.fits, self.calls, self.kept, self.is_part = case, fits, calls, kept, is_part
         self.size = len(set(case.counted))
         self.micro = max((number for _, number in calls), default=0) + 1
         self.by_rank = [[factor / kept for factor in fit.factors] for fit in fits]
@@ -135,7 +148,8 @@ class _Words:
         if any(abs(fit.residue) > SAME for fit in self.fits):
             return "the gradients of the step before are in it: zero_grad is missing, or comes too late"
         if not any(bool(each.any()) for each in self.case.found.values()):
-            return "it is zero when the optimizer steps: zero_grad between backward and step?"
+            synchronized = ", or never synchronized" if self.size > 1 else ""
+            return f"it is zero when the optimizer steps: zero_grad between backward and step{synchronized}?"
         if max(self.all) - min(self.all) < 5 * FITS * self.most:
             return self._scaled_alike(sum(self.all) / len(self.all))
         if any(
@@ -186,6 +200,10 @@ class _Words:
             and all(each < 0.99 * means[-1] for each in means[:-1])
         ):
             return "clipped before all micro-batches were in it"
+        if self.case.is_weighed_right:
+            times = ", ".join(f"{each:.3g}" for each in factors)
+            of = "micro-batch" if self.micro > 1 else "rank"
+            return f"the gradients of each {of} were changed before they were added: clipped? (times {times})"
         return mean_of_means(factors, self.size, self.case.rule, self.case.are_equal)
 
     def _scaled_alike(self, times: float) -> str:
@@ -200,23 +218,34 @@ class _Words:
             f"it is the sum over the {size} ranks, not their mean": size,
             f"it is the sum over {size} ranks and {micro} micro-batches": size * micro,
             f"it is divided by the {size} ranks once more (an all_reduce without a backward?)": 1 / size,
-            f"it is divided by the {micro} micro-batches once more": 1 / micro,
+            f"{micro} micro-batches are divided by {micro * micro} (twice, or too few of them)": 1 / micro,
         }
         fitting = [text for text, value in causes.items() if value != 1 and abs(times / value - 1) < SAME]
+        if self.is_part and not fitting:
+            return f"it is {times:.4g} times as large as it should be: a hook or the loop scales it"
         cause = " or ".join(fitting[: 2 if micro == size else 1]) or self._scaled_otherwise(times)
-        factor = f"all gradients are {times:.4g} times as large as they should be"
+        those = "these gradients are" if self.is_part else "all gradients are"
+        factor = f"{those} {times:.4g} times as large as they should be"
         return f"{cause}: {factor}" if cause else factor
 
     def _scaled_otherwise(self, times: float) -> str:
         norm = math.hypot(*(float(each.double().norm()) for each in self.case.found.values()))
         divisor = self.micro / times if times else math.inf
         is_whole = 1.5 < divisor < MOST_DIVISOR and abs(divisor - round(divisor)) < SAME * divisor
+        if self.case.rule == "sum" and times < 1:
+            return "the loss is a sum, which the loop divides: let the loss that is watched divide it"
+        if self.case.clip is None and is_whole and times > 1:
+            return f"{plural(self.micro, 'micro-batch')} divided by {round(divisor)}"
         if self.case.clip is None and is_whole:
             counted = plural(self.micro, "micro-batch")
             or_clips = f"or the loop clips (its norm is {norm:.4g}): state clip_norm"
             return f"{counted} divided by {round(divisor)}, {or_clips}"
         alone = math.hypot(*(float(each.double().norm()) for each in self.case.right.values()))
-        if isinstance(self.case.clip, int | float) and alone < self.case.clip < norm * (1 + SAME):
+        if (
+            isinstance(self.case.clip, int | float)
+            and alone < self.case.clip
+            and abs(norm / self.case.clip - 1) < SAME
+        ):
             return f"the loop clips it to {norm:.4g}, and {alone:.4g} is its right norm: is the loss divided?"
         if self.case.clip is not None and self.case.is_scaled and times < 1:
             return "it was clipped while it was still scaled: call scaler.unscale_ first"
@@ -295,3 +324,7 @@ def _apart(found: torch.Tensor | None, right: Tensors, name: str) -> float:
     expected = _sampled({name: right[name]})[name]
     found = torch.zeros_like(expected) if found is None else found
     return float((found - expected).norm() / expected.norm().clamp_min(1e-300))
+
+
+def _is_finite(tensors: Tensors) -> bool:
+    return all(bool(each.isfinite().all()) for each in tensors.values())

@@ -23,7 +23,7 @@ from dpexp.watch.explain import Case, explain, mean_of_means
 from dpexp.watch.findings import Finding, FoundError, NotComparableError
 from dpexp.watch.ranks import Ranks
 from dpexp.watch.replay import HAS_STATE, Gradients, Narrowest, Replay
-from dpexp.watch.weights import Weighed, Weighing, observed, scalar_place
+from dpexp.watch.weights import Weighed, Weighing, are_alike, observed, scalar_place
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -150,6 +150,7 @@ class Step:
             is_scaled=self.is_scaled,
             rule=self.weighed.rule if self.weighed is not None else "",
             are_equal=self.weighed is not None and self.weighed.are_equal,
+            is_weighed_right=self.weighed is not None and are_alike(self.weighed.factors),
         )
         what = f"of '{failed.tensor}' differ by {failed.error:.1e}"
         self._raise("gradients", what, explain(case), failed)

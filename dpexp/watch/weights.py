@@ -30,7 +30,8 @@ APART = 1e-4
 
 @dataclass(frozen=True)
 class Weighed:
-    """``factors`` of the calls of all ranks that count, and whether the loop itself counts them all alike.
+    """``factors`` of the calls of all ranks that count, and whether the loop counts them all alike where
+    a single device does not.
 
     ``shares`` are those of this rank's calls in the loss of all rows, if known; ``rule`` says what it
     averages over. ``apart``: how far a gradient of the loop is from any multiple of the expected one.
@@ -78,7 +79,7 @@ class Weighing:
         chosen = [by_rank[rank] for rank in sorted(set(counted))]
         factors = [each for of_rank, _, _ in chosen for each in of_rank]
         weights = [each for _, of_rank, _ in chosen for each in of_rank]
-        are_equal = bool(weights) and max(weights) - min(weights) < 1e-3 * max(map(abs, weights))
+        are_equal = are_alike(weights) and not are_alike(factors)
         return Weighed(factors, are_equal, shares, rule, max(of_rank for *_, of_rank in by_rank))
 
     def _complete(self, own: Sequence[Call]) -> None:
@@ -183,6 +184,10 @@ class Weighing:
             {place: found[id(each)] for place, each in enumerate(of_call) if found.get(id(each)) is not None}
             for of_call in leaves
         ]
+
+
+def are_alike(numbers: Sequence[float]) -> bool:
+    return bool(numbers) and max(numbers) - min(numbers) < 1e-3 * max(map(abs, numbers))
 
 
 def scalar_place(call: Call) -> int | None:
