@@ -56,6 +56,7 @@ class WatchedLoop:
         self._step: Step | None = None
         self._residue: dict[str, torch.Tensor] = {}
         self._stepping: torch.optim.Optimizer | None = None
+        self._inside = 0
         self._stepped: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self._other_steps = self._window = 0
         self._started = self._spent = 0.0
@@ -116,7 +117,7 @@ class WatchedLoop:
     # --- hooks ---
 
     def _observe(self) -> None:
-        self.done, self._stepping = False, None
+        self.done, self._stepping, self._inside = False, None, 0
         self._started, self._spent = 0.0, self.seconds
         self._hooks = [Hook(self._before_step), Hook(self._after_step)]
         self._handles = [
@@ -156,7 +157,10 @@ class WatchedLoop:
         if self._is_idle:
             return
         self._may_be_skipped = False
-        if self._stepping not in (None, optimizer):  # one inside another, as in ZeroRedundancyOptimizer
+        if self._stepping is optimizer:  # step of a class calls that of its base, which is hooked, too
+            self._inside += 1
+            return
+        if self._stepping is not None:  # one inside another, as in ZeroRedundancyOptimizer
             return
         self._stepping = optimizer
         held = held_by(optimizer, self._model)
@@ -170,6 +174,9 @@ class WatchedLoop:
 
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         if self._is_idle or optimizer is not self._stepping:
+            return
+        if self._inside:
+            self._inside -= 1
             return
         self._stepping = None
         self._calls.end_window()
