@@ -54,7 +54,8 @@ def rules(loss: Callable[[Any], float], inputs: Any) -> set[Rule] | None:
         except Exception:  # ids that may not be ignored; the loss of the loop's own rows has been computed
             continue
         if math.isfinite(of_whole + first + second):
-            known = {each for each in known if _follows(each, of_whole, (first, second), halves)}
+            found = {each for each in known if _follows(each, of_whole, (first, second), halves)}
+            known = found if found or not path else known  # labels that it does not ignore
     return known
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from dpexp.config.errors import describe, plural
+from dpexp.config.errors import describe, listed, plural
 from dpexp.strategies.modules import named_parameters
 from dpexp.verification.compare import Difference, Limits
 from dpexp.verification.judge import Judge
@@ -38,7 +38,13 @@ class WatchedLoop:
     """
 
     def __init__(
-        self, model: nn.Module, options: Options, steps: int, raises: bool, recording: Recording
+        self,
+        model: nn.Module,
+        options: Options,
+        steps: int,
+        raises: bool,
+        recording: Recording,
+        replay: Replay,
     ) -> None:
         self.loss = options.loss
         self.findings: list[Finding] = []
@@ -46,7 +52,7 @@ class WatchedLoop:
         self.note, self.steps, self.seconds = "", 0, 0.0
         self._model, self._options, self._wanted, self._raises = model, options, steps, raises
         self._at_once = steps
-        self._recording, self._replay = recording, Replay(model)
+        self._recording, self._replay = recording, replay
         self._written: weakref.WeakSet[nn.Parameter] = weakref.WeakSet(model.parameters())
         self._calls = Calls(model, self._remove)
         if options.loss is not None:
@@ -55,6 +61,7 @@ class WatchedLoop:
         self._ranks = Ranks() if is_initialized else None  # every rank is here; at a step one may not be
         self._step: Step | None = None
         self._residue: dict[str, torch.Tensor] = {}
+        self._held: set[str] = set()
         self._stepping: torch.optim.Optimizer | None = None
         self._inside = 0
         self._stepped: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
@@ -211,6 +218,7 @@ class WatchedLoop:
         assert step is not None
         step.compare_update(optimizer, held)
         self._residue |= step.found
+        self._held |= held.keys()
         self._calls.drop_others()
         if step.number > self.steps:  # else another optimizer has completed it
             self.steps = step.number
@@ -319,6 +327,10 @@ class WatchedLoop:
                     f"{plural(self._calls.count, 'call')} of the model and no step of its optimizer: "
                     "watch the module that the loop calls, and read the verdict after a step of torch.optim"
                 )
+        trained = (name for name, each in named_parameters(self._model).items() if each.requires_grad)
+        left = [name for name in trained if name not in self._held] if self.steps > 1 else []
+        if left:
+            self.warnings[f"no optimizer that stepped holds {listed(left)}"] = None
         if isinstance(clip_norm, int | float) and self.steps and not self._was_clipped:
             self.warnings["no gradient was larger than clip_norm: clipping was not compared"] = None
         self._recording.verified(self._verification())

@@ -175,8 +175,10 @@ class Weighing:
         args, kwargs = trees[0] if len(trees) == 1 else joined(trees)
         with alone(), calls[0].autocast.entered():
             loss = self._loss(*args, **kwargs)
-        if loss.dim():
-            raise NotComparableError("the loss is not a scalar: watch the one that a single device minimizes")
+        if not isinstance(loss, torch.Tensor) or loss.dim():
+            raise NotComparableError(
+                "the loss returns no scalar tensor: watch a function of what a single device minimizes"
+            )
         ends = [each for of_call in leaves for each in of_call if each.requires_grad]
         gradients = torch.autograd.grad(loss * scale, ends, allow_unused=True) if ends else ()
         found = {id(each): gradient for each, gradient in zip(ends, gradients, strict=True)}

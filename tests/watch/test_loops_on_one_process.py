@@ -535,3 +535,22 @@ def test_further_steps_are_watched_again_and_find_a_late_bug() -> None:
 def test_gradients_that_are_not_numbers_are_warned_of() -> None:
     run = loop(MLP(), loss=lambda outputs, targets: mse(outputs, targets) * float("nan"))
     assert Ended.of(run).warnings or run.findings
+
+
+def test_parameters_that_no_optimizer_holds_are_warned_of() -> None:
+    model = MLP()
+    run = watch(model, mse)
+    optimizer = torch.optim.SGD(model.fc2.parameters(), lr=0.1)
+    for _ in range(2):
+        optimizer.zero_grad()
+        assert run.loss is not None
+        run.loss(model(torch.randn(4, 8)), torch.randn(4, 4)).backward()
+        optimizer.step()
+    assert "no optimizer that stepped holds fc1.weight, fc1.bias" in run.verdict().warnings
+
+
+def test_a_model_that_cannot_be_copied_is_refused() -> None:
+    model = MLP()
+    model.cache = torch.ones(2, requires_grad=True) * 2
+    with pytest.raises(ValueError, match="cannot be copied"):
+        watch(model, mse)
