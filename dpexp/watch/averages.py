@@ -52,6 +52,8 @@ def rules(loss: Callable[[Any], float], inputs: Any) -> set[Rule] | None:
         try:
             of_whole, first, second = map(loss, (whole, *halves))
         except Exception:  # ids that may not be ignored; the loss of the loop's own rows has been computed
+            if not path:
+                return set()
             continue
         if math.isfinite(of_whole + first + second):
             found = {each for each in known if _follows(each, of_whole, (first, second), halves)}

@@ -7,6 +7,7 @@ arguments of the loss. A window holds the calls that a backward has reached sinc
 
 from __future__ import annotations
 
+import copy
 import itertools
 import threading
 import time
@@ -20,6 +21,7 @@ from torch import nn
 from torch._compile import _disable_dynamo
 
 from dpexp import devices, tensors
+from dpexp.config.errors import describe
 from dpexp.data.rng import random_state, set_random_state
 from dpexp.strategies.modules import named_buffers, parts
 from dpexp.strategies.placed import full_output
@@ -143,7 +145,15 @@ class ObservedLoss:
         return value
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
         return getattr(self._loss, name)
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        return copy.deepcopy(self._loss, memo)
+
+    def __reduce__(self) -> Any:
+        return copy.copy, (self._loss,)
 
 
 class Calls:
@@ -153,10 +163,10 @@ class Calls:
     forward calls ``on_end``: a step of an optimizer, in which they end, cannot remove the hook that it calls.
     """
 
-    def __init__(self, model: nn.Module, on_end: Callable[[], None]) -> None:
+    def __init__(self, model: nn.Module, on_end: Callable[[], None], on_forward: Callable[[], None]) -> None:
         self.is_paused, self.windows, self.strategy = False, 0, "watch"
-        self._takes_second = False
-        self._model, self._on_end, self._has_ended = model, on_end, False
+        self._takes_second, self._error = False, ""
+        self._model, self._on_end, self._on_forward, self._has_ended = model, on_end, on_forward, False
         self._of_model: list[Call] = []
         self._of_loss: list[Call] = []
         self._order, self._lock, self._thread = itertools.count(), threading.Lock(), threading.local()
@@ -168,7 +178,7 @@ class Calls:
         """Register the hooks around those that the model has."""
         self._has_ended, self._takes_second, self._has_stepped = False, False, True
         model = self._model
-        before, after = self._hooks = [Hook(self._before), Hook(self._after)]
+        before, after = self._hooks = [Hook(self._safe(self._before)), Hook(self._safe(self._after))]
         self._handles = [
             model.register_forward_pre_hook(before, with_kwargs=True, prepend=True),
             model.register_forward_hook(after, with_kwargs=True),
@@ -188,6 +198,8 @@ class Calls:
 
     def check(self) -> None:
         """Raise NotComparableError for what no call of a single device repeats."""
+        if self._error:
+            raise NotComparableError(f"a call could not be observed: {self._error}")
         if self._takes_second:
             raise NotComparableError(
                 "the loop takes a gradient of a gradient (create_graph): watch it without that term"
@@ -222,6 +234,17 @@ class Calls:
         self._follow(call, inputs, self._of_loss)
         return call, inputs
 
+    def _safe(self, act: Callable[..., None]) -> Callable[..., None]:
+        """What it raises is not the loop's: the next step is not comparable then."""
+
+        def safe(*args: Any) -> None:
+            try:
+                act(*args)
+            except Exception as error:
+                self._error = self._error or describe(error)
+
+        return safe
+
     def _is_seen(self, module: nn.Module) -> bool:
         is_models = module is self._model or getattr(module, "_is_replica", False)
         return is_models and not (self.is_paused or self._has_ended) and torch.is_grad_enabled()
@@ -231,6 +254,7 @@ class Calls:
             self._on_end()
         if not self._is_seen(module):
             return
+        self._on_forward()
         self.strategy, (device, _) = strategy_of(module), devices.current_device()
         kind = _kind((args, kwargs), module.parameters())
         call = Call(copied((args, kwargs)), next(self._order), Autocast.now(kind))
@@ -263,7 +287,7 @@ class Calls:
         for place, each in enumerate(leaves):
             if each.requires_grad and id(each) not in known:
                 known.add(id(each))
-                each.register_hook(partial(self._reach, call, place))  # type: ignore[no-untyped-call]
+                each.register_hook(partial(self._safe(self._reach), call, place))  # type: ignore[no-untyped-call]
         with self._lock:
             calls.append(call)
 

@@ -35,7 +35,8 @@ class Case:
     """What the optimizer got (``found``) of the parameters it ``held``, and what is ``right``.
 
     ``columns`` are what each call of this rank should add, before clipping; ``total`` is their sum over all
-    ranks. ``counted`` are the ranks whose calls count; ``residue`` is what the steps before have left.
+    ranks. ``counted`` are the ranks whose calls count; ``residue`` is what the steps before have left. Both
+    columns and residue are ``sampled``.
     ``rule`` is what the loss averages over, and ``are_equal`` says that the loop counts every call alike,
     where a single device does not; ``is_weighed_right``: at the loss it counts every call as one does.
     """
@@ -63,17 +64,17 @@ class Case:
 def explain(case: Case) -> str:
     """The cause in words; every rank must call this. NotComparableError: a step was skipped."""
     ranks = case.ranks
-    by_rank = ranks.all_gather([_sampled(each) for each in case.columns])
+    by_rank = ranks.all_gather(list(case.columns))
     calls = [(rank, number) for rank in sorted(set(case.counted)) for number in range(len(by_rank[rank]))]
     columns = [by_rank[rank][number] for rank, number in calls]
-    found, residue = _sampled(case.found), _sampled(case.residue)
+    found, residue = sampled(case.found), case.residue
     if not all(ranks.all_gather(_is_finite(found))):
         return "it is not finite where the optimizer steps"
     if not all(map(_is_finite, (*columns, residue))):
         raise NotComparableError(
             "what a call should add is not finite, and the gradients are: the loop skips or scales the step"
         )
-    kept = _ratio(_sampled(case.right), _sampled(case.total), case.names)
+    kept = _ratio(sampled(case.right), sampled(case.total), case.names)
 
     def fitted(names: list[str]) -> list[Fit]:
         return ranks.all_gather(_fit(names, columns, residue, found))
@@ -248,7 +249,7 @@ class _Words:
         ):
             return f"the loop clips it to {norm:.4g}, and {alone:.4g} is its right norm: is the loss divided?"
         if self.case.clip is not None and self.case.is_scaled and times < 1:
-            return "it was clipped while it was still scaled: call scaler.unscale_ first"
+            return "it was clipped to another norm, or while it was still scaled (call scaler.unscale_ first)"
         if self.case.clip is None and times < 1:
             return f"its norm is {norm:.4g}: if the loop clips, state clip_norm"
         return ""
@@ -307,7 +308,8 @@ def _owners(parameter: Any, rank: int) -> torch.Tensor:
     return owner
 
 
-def _sampled(gradients: Tensors) -> dict[str, torch.Tensor]:
+def sampled(gradients: Tensors) -> dict[str, torch.Tensor]:
+    """Some numbers of each, in float64 on the host."""
     flat = {name: each.detach().cpu().flatten().double() for name, each in gradients.items()}
     return {name: each[:: max(1, len(each) // SAMPLE)] for name, each in flat.items()}
 
@@ -321,7 +323,7 @@ def _ratio(some: Tensors, of: Tensors, names: Sequence[str]) -> float:
 def _apart(found: torch.Tensor | None, right: Tensors, name: str) -> float:
     if name not in right:
         return 0.0
-    expected = _sampled({name: right[name]})[name]
+    expected = sampled({name: right[name]})[name]
     found = torch.zeros_like(expected) if found is None else found
     return float((found - expected).norm() / expected.norm().clamp_min(1e-300))
 

@@ -19,7 +19,7 @@ from dpexp.verification.rounding import DRAWS, MARGIN, largest
 from dpexp.watch import update
 from dpexp.watch.averages import ROWS, count
 from dpexp.watch.calls import Call, full
-from dpexp.watch.explain import Case, explain, mean_of_means
+from dpexp.watch.explain import Case, explain, mean_of_means, sampled
 from dpexp.watch.findings import Finding, FoundError, NotComparableError
 from dpexp.watch.ranks import Ranks
 from dpexp.watch.replay import HAS_STATE, Gradients, Narrowest, Replay
@@ -142,7 +142,9 @@ class Step:
             found=self.found,
             right=right,
             total=self.expected,
-            columns=self.ranks.together(lambda: [self.replay.gradients_of(call) for call in self.calls]),
+            columns=self.ranks.together(
+                lambda: [sampled(self.replay.gradients_of(call)) for call in self.calls]
+            ),
             counted=self.counted,
             residue=self.residue,
             clip=self.options.clip_norm,

@@ -20,6 +20,7 @@ def unchanged(model: nn.Module) -> Iterator[None]:
         inside.enter_context(torch.enable_grad())
         inside.enter_context(torch.autocast("cpu", enabled=False))
         for kind in kinds:
-            inside.enter_context(torch.random.fork_rng(device_type=kind))
+            count = torch.get_device_module(kind).device_count()
+            inside.enter_context(torch.random.fork_rng(range(count), device_type=kind))
             inside.enter_context(torch.autocast(kind, enabled=False))
         yield

@@ -19,6 +19,7 @@ from dpexp.verification.compare import Difference, Limits
 from dpexp.verification.judge import Judge
 from dpexp.verification.result import KINDS, VerificationError, row_of
 from dpexp.watch.calls import Calls, Hook, ObservedLoss, full
+from dpexp.watch.explain import sampled
 from dpexp.watch.findings import Finding, FoundError, NotComparableError
 from dpexp.watch.program import shapes
 from dpexp.watch.ranks import Ranks
@@ -54,7 +55,7 @@ class WatchedLoop:
         self._at_once = steps
         self._recording, self._replay = recording, replay
         self._written: weakref.WeakSet[nn.Parameter] = weakref.WeakSet(model.parameters())
-        self._calls = Calls(model, self._remove)
+        self._calls = Calls(model, self._remove, self._forget_step)
         if options.loss is not None:
             self.loss = ObservedLoss(options.loss, self._calls)
         is_initialized = torch.distributed.is_available() and torch.distributed.is_initialized()
@@ -66,7 +67,7 @@ class WatchedLoop:
         self._inside = 0
         self._stepped: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self._other_steps = self._window = 0
-        self._started = self._spent = 0.0
+        self._started = self._spent = self._entered = 0.0
         self._is_scaled = self._was_clipped = self._may_be_skipped = False
         self._judge: Judge | None = None
         self._handles: list[Any] = []
@@ -150,6 +151,10 @@ class WatchedLoop:
         self._replay.release()
         self._step, self._residue = None, {}
 
+    def _forget_step(self) -> None:
+        """A step that has raised is over when the model is called again."""
+        self._stepping, self._inside = None, 0
+
     def _remove(self) -> None:
         self._calls.remove_hooks()
         for handle in self._handles:
@@ -194,6 +199,7 @@ class WatchedLoop:
     def _begin(self, optimizer: torch.optim.Optimizer, held: Mapping[str, nn.Parameter]) -> None:
         """Compare the gradients, before the optimizer's step."""
         if self._step is None or self._window != self._calls.windows:
+            self._step = None  # its memory
             self._window, self._step = self._calls.windows, self._new_step(optimizer)
             self._stepped.clear()
         elif optimizer in self._stepped:
@@ -217,7 +223,7 @@ class WatchedLoop:
         step = self._step
         assert step is not None
         step.compare_update(optimizer, held)
-        self._residue |= step.found
+        self._residue |= sampled(step.found)
         self._held |= held.keys()
         self._calls.drop_others()
         if step.number > self.steps:  # else another optimizer has completed it
@@ -253,7 +259,8 @@ class WatchedLoop:
 
     def _check_initial(self, ranks: Ranks) -> None:
         """Warn of ranks that were watched with other weights, where training does not start from rank 0's."""
-        if any(each.is_meta for each in self._replay.parameters.values()):
+        is_meta = any(each.is_meta for each in self._replay.parameters.values())
+        if any(ranks.all_gather(is_meta)):
             return
         watched = ranks.all_gather(digests(self._replay.parameters))
         full_ones = {name: full(each) for name, each in named_parameters(self._model).items()}
@@ -277,7 +284,7 @@ class WatchedLoop:
         watches = list(_watched)
         for each in watches:
             each._calls.is_paused = True
-        started = time.perf_counter()
+        started = self._entered = time.perf_counter()
         try:
             with unchanged(self._model):
                 yield
@@ -358,10 +365,11 @@ class WatchedLoop:
     def _record(self, step: Step) -> None:
         now = time.perf_counter()
         started = self._started or min((call.begun for call in step.calls), default=now)
-        ms = (now - started - (self.seconds - self._spent)) * 1e3
+        spent = self.seconds + now - self._entered
+        ms = (now - started - (spent - self._spent)) * 1e3
         self._recording.step(ms, step.loss, step.samples)
         self._recording.verified(self._verification())
-        self._started, self._spent = now, self.seconds
+        self._started, self._spent = now, spent
 
 
 def _refuse_closure() -> None:
@@ -375,7 +383,7 @@ def _step_of_scaler(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> A
     """``GradScaler.step``: one that is skipped because gradients overflow has used them up, too."""
     watches = [each for each in _watched if held_by(optimizer, each._model)]
     for each in watches:
-        each._may_be_skipped = each._is_scaled = True
+        each._may_be_skipped, each._is_scaled = True, scaler.is_enabled()
     found = _scaler_step(scaler, optimizer, *args, **kwargs)
     for each in watches:
         if each._may_be_skipped and not each.done:

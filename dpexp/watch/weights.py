@@ -69,7 +69,10 @@ class Weighing:
             expected = self._gradients(losses, shares, counted)
             apart = max(map(_set_factor, losses, expected), default=0.0)
         self._complete(own)
-        if own is not calls:
+        if own is not calls and len(own) == len(calls):
+            for call, loss in zip(calls, own, strict=True):
+                call.factor = loss.factor
+        elif own is not calls:
             for call in calls:  # the loss that follows it
                 call.factor = next(
                     (each.factor for each in own if each.order > call.order), own[-1].factor if own else 1.0
@@ -173,8 +176,9 @@ class Weighing:
                 each.requires_grad_(wanted)
         trees = [_with_leaves(call.inputs, of_call) for call, of_call in zip(calls, leaves, strict=True)]
         args, kwargs = trees[0] if len(trees) == 1 else joined(trees)
-        with alone(), calls[0].autocast.entered():
-            loss = self._loss(*args, **kwargs)
+        function = copy.deepcopy(self._loss) if isinstance(self._loss, nn.Module) else self._loss
+        with alone(), calls[0].autocast.entered():  # a module may keep something from call to call
+            loss = function(*args, **kwargs)
         if not isinstance(loss, torch.Tensor) or loss.dim():
             raise NotComparableError(
                 "the loss returns no scalar tensor: watch a function of what a single device minimizes"

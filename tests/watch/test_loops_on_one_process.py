@@ -1,6 +1,7 @@
 """Loops of one process that are right, wrong for a named cause, or not comparable."""
 
 import copy
+from contextlib import suppress
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -178,7 +179,7 @@ def scaled(clip_norm: float, unscales: bool = True, is_fused: bool = False, over
 right(clipped_after_unscaling=lambda: scaled(0.1))
 right("GradScaler", a_step_that_grad_scaler_skips=lambda: scaled(0.1, overflows=True))
 wrong(
-    "clipped while it was still scaled", "unscale_",
+    "while it was still scaled", "unscale_",
     clipped_while_scaled=lambda: scaled(0.1, unscales=False),
     clipped_while_scaled_for_a_fused_optimizer=lambda: scaled(0.1, unscales=False, is_fused=True),
 )  # fmt: skip
@@ -554,3 +555,72 @@ def test_a_model_that_cannot_be_copied_is_refused() -> None:
     model.cache = torch.ones(2, requires_grad=True) * 2
     with pytest.raises(ValueError, match="cannot be copied"):
         watch(model, mse)
+
+
+def test_a_call_has_the_weight_of_its_own_loss() -> None:
+    model = MLP()
+    run = watch(model, mse)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    assert run.loss is not None
+    outputs = [model(torch.randn(4, 8)) for _ in range(2)]
+    first, second = (run.loss(each, torch.randn(4, 4)) for each in outputs)
+    ((first + 0.1 * second) / 2).backward()
+    optimizer.step()
+    with pytest.raises(VerificationError, match="other weights"):
+        run.verdict()
+
+
+class Centered(nn.Module):
+    """Keeps the mean of what it has seen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("center", torch.zeros(4))
+
+    def forward(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        loss = mse(outputs - self.center, targets)
+        self.center = 0.9 * self.center + 0.1 * outputs.detach().mean(0)
+        return loss
+
+
+def test_a_loss_that_keeps_something_keeps_what_it_keeps_unwatched() -> None:
+    centers = []
+    for is_watched in (True, False):
+        torch.manual_seed(0)
+        model, loss = MLP(), Centered()
+        function = watch(model, loss).loss if is_watched else loss
+        assert function is not None
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(2):
+            optimizer.zero_grad()
+            function(model(torch.randn(4, 8)), torch.randn(4, 4)).backward()
+            optimizer.step()
+        centers.append(loss.center)
+    assert torch.equal(*centers)
+
+
+def test_a_copy_of_the_observed_loss_is_the_users() -> None:
+    run = watch(MLP(), loss := Centered())
+    assert type(copy.deepcopy(run.loss)) is Centered is type(loss)
+
+
+def test_steps_after_one_that_raised_are_compared() -> None:
+    class Fails(torch.optim.SGD):
+        calls = 0
+
+        def step(self, closure: Any = None) -> Any:
+            Fails.calls += 1
+            if Fails.calls == 2:
+                raise MemoryError
+            return super().step(closure)
+
+    model = MLP()
+    run = watch(model, mse, steps=3)
+    optimizer = Fails(model.parameters(), lr=0.1)
+    assert run.loss is not None
+    for _ in range(5):
+        optimizer.zero_grad()
+        run.loss(model(torch.randn(4, 8)), torch.randn(4, 4)).backward()
+        with suppress(MemoryError):
+            optimizer.step()
+    assert run.verdict().steps == 3
