@@ -588,7 +588,7 @@ def test_a_loss_that_keeps_something_keeps_what_it_keeps_unwatched() -> None:
     for is_watched in (True, False):
         torch.manual_seed(0)
         model, loss = MLP(), Centered()
-        function = watch(model, loss).loss if is_watched else loss
+        function = watch(model, loss, steps=1).loss if is_watched else loss
         assert function is not None
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         for _ in range(2):
@@ -600,8 +600,8 @@ def test_a_loss_that_keeps_something_keeps_what_it_keeps_unwatched() -> None:
 
 
 def test_a_copy_of_the_observed_loss_is_the_users() -> None:
-    run = watch(MLP(), loss := Centered())
-    assert type(copy.deepcopy(run.loss)) is Centered is type(loss)
+    with watch(MLP(), Centered()) as run:
+        assert type(copy.deepcopy(run.loss)) is Centered
 
 
 def test_steps_after_one_that_raised_are_compared() -> None:
