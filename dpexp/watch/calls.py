@@ -23,6 +23,7 @@ from torch._compile import _disable_dynamo
 from dpexp import devices, tensors
 from dpexp.config.errors import describe
 from dpexp.data.rng import random_state, set_random_state
+from dpexp.record.journal import WATCH_STRATEGY
 from dpexp.strategies.modules import named_buffers, parts
 from dpexp.strategies.placed import full_output
 from dpexp.watch.findings import NotComparableError
@@ -164,7 +165,7 @@ class Calls:
     """
 
     def __init__(self, model: nn.Module, on_end: Callable[[], None], on_forward: Callable[[], None]) -> None:
-        self.is_paused, self.windows, self.strategy = False, 0, "watch"
+        self.is_paused, self.windows, self.strategy = False, 0, WATCH_STRATEGY
         self._takes_second, self._error = False, ""
         self._model, self._on_end, self._on_forward, self._has_ended = model, on_end, on_forward, False
         self._of_model: list[Call] = []

@@ -6,6 +6,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from dpexp.parallel.data_parallel import DataParallel
+from dpexp.record.journal import WATCH_STRATEGY
 from dpexp.strategies.modules import Wrapper
 
 
@@ -24,4 +25,5 @@ def strategy_of(module: nn.Module) -> str:
         return "whole"
     if hasattr(module, "_get_fsdp_state"):
         return "fsdp"
-    return "watch" if getattr(DistributedDataParallel, "_active_ddp_module", None) is None else "ddp"
+    is_in_ddp = getattr(DistributedDataParallel, "_active_ddp_module", None) is not None
+    return "ddp" if is_in_ddp else WATCH_STRATEGY
