@@ -18,7 +18,7 @@ from dpexp.record.figures import summarize
 from dpexp.record.journal import new_run_id, now
 from dpexp.record.record import Record
 from dpexp.study.experiment import Experiment, load_experiment
-from dpexp.study.records import machine_kind
+from dpexp.study.records import machine_kind, write_runs
 
 
 def program_record(
@@ -54,6 +54,7 @@ def main(folder: Path) -> None:
     """Run every program once a round; each round begins with the next one."""
     experiment = load_experiment(folder)
     cells = [*experiment.programs]
+    found: dict[str, list[Record]] = {cell: [] for cell in cells}
     for number in range(experiment.repeats):
         first = number % len(cells)
         for cell in cells[first:] + cells[:first]:
@@ -61,9 +62,8 @@ def main(folder: Path) -> None:
             print(name, file=sys.stderr, flush=True)
             record = measured(experiment, cell)
             record.name, record.experiment = name, experiment.name
-            path = experiment.records / machine_kind({name: record}) / f"{name}.json"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(record.to_json(), encoding="utf-8")
+            found[cell].append(record)
+            write_runs(experiment.records / machine_kind({name: record}), {cell: found[cell]})
 
 
 if __name__ == "__main__":

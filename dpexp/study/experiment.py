@@ -6,7 +6,8 @@
                      README.md              the lesson; its blocks of results are generated
                      figure.png             drawn from the Records, if it has a FIGURE
                      records/KIND/          the Records of the committed result, by kind of machine:
-                         CELL.rN.json       one run: cell CELL, round N, as the run itself wrote it
+                         CELL.json          the first run of a cell, as it wrote it itself
+                         runs.jsonl         the other runs: what differs from that
 
 A *cell* is one entry of ``RUNS``, which a sweep runs once a round, or of ``PROGRAMS``: a program of the
 experiment, which writes its Records itself (``experiments/programs.py``). A claim is data: the Records of

@@ -137,7 +137,7 @@ class ExperimentReadme:
                 yield f"{folder}: cell '{cell}' has rounds {rounds}, not 1 to {last}"
             for run in measured:
                 if changed := self.experiment.changed_fields(cell, run.record.config):
-                    yield f"{folder / run.name}.json was made with another config: {', '.join(changed)}"
+                    yield f"{folder}: {run.name} was made with another config: {', '.join(changed)}"
 
     def write(self) -> list[Path]:
         """Update the README's blocks and the figure; returns the files."""

@@ -16,7 +16,6 @@ else of dpexp works during a run; MLflow gets everything after the last one. Its
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -28,13 +27,13 @@ from dpexp.config.errors import ConfigError, be, plural, text_of
 from dpexp.config.process import home
 from dpexp.engine.facts import environment
 from dpexp.record.files import JournalError
-from dpexp.record.journal import RECORD, SWEEP_STRATEGY, Journal, new_run_id, now
+from dpexp.record.journal import SWEEP_STRATEGY, Journal, new_run_id, now
 from dpexp.record.record import Record, Row, finish
 from dpexp.record.runs import PARENT, folders, summaries
 from dpexp.report.commands import command_of
 from dpexp.study.child_run import run_in_child
 from dpexp.study.experiment import Experiment
-from dpexp.study.records import PlannedRun, machine_kind, speed_ups
+from dpexp.study.records import PlannedRun, machine_kind, speed_ups, write_runs
 from dpexp.study.reproduce import changed_files
 
 
@@ -159,13 +158,9 @@ class Sweep:
             raise ConfigError(f"{what} ({shown} …): --resume runs them")
         records = self.records
         target = self.experiment.records / machine_kind(records)
-        target.mkdir(parents=True, exist_ok=True)
-        for cell in self.experiment.runs:
-            for before in target.glob(f"{cell}.r*.json"):
-                before.unlink()
-        for run in planned:
-            recorded = self.folder.with_name(records[run.name].run_id) / RECORD
-            shutil.copyfile(recorded, target / f"{run.name}.json")
+        rounds = range(1, self.experiment.repeats + 1)
+        cells = self.experiment.runs
+        write_runs(target, {cell: [records[PlannedRun(cell, n).name] for n in rounds] for cell in cells})
         return target
 
 

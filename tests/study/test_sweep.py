@@ -11,9 +11,10 @@ from record_factory import whole
 
 from dpexp.config.errors import ConfigError
 from dpexp.engine.facts import lock
+from dpexp.record.journal import RECORD
 from dpexp.record.record import Record
 from dpexp.study.experiment import Experiment, load_experiment
-from dpexp.study.records import measured_runs, run_records, speed_ups
+from dpexp.study.records import measured_runs, run_records, speed_ups, write_runs
 from dpexp.study.sweep import Sweep, plan_runs
 
 pytestmark = pytest.mark.usefixtures("forked_child_runs")
@@ -84,22 +85,22 @@ def test_a_failed_run_does_not_stop_the_sweep_and_resume_runs_only_it(experiment
     assert {record.parent for record in published.values()} == {sweep.folder.name}
 
 
-def test_a_published_record_is_the_file_that_the_run_wrote(experiment: Experiment) -> None:
+def test_published_records_are_those_that_the_runs_wrote(experiment: Experiment) -> None:
     (experiment.folder / "fixed").touch()
     sweep = Sweep.new(experiment)
-    stale = experiment.records / "cpu" / "quick.r9.json"
-    stale.parent.mkdir(parents=True)
-    stale.touch()
-    by_hand = stale.with_name("another.r1.json")
-    by_hand.touch()
+    folder = experiment.records / "cpu"
+    write_runs(folder, {cell: [whole(2), whole(3)] for cell in ("quick", "by-hand")})
     completed = sweep.run(plan_runs(experiment), lambda completed: None)
-    folder = sweep.publish()
+    assert sweep.publish() == folder
+    published = run_records(folder)
     for run in completed:
         assert isinstance(run.record, Record)
-        written = sweep.folder.with_name(run.record.run_id) / "record.json"
-        assert (folder / f"{run.planned.name}.json").read_bytes() == written.read_bytes()
-    assert not stale.exists()
-    assert by_hand.exists(), "the cell of a program"
+        written = sweep.folder.with_name(run.record.run_id)
+        assert published[run.planned.name] == Record.load(written)
+        if run.planned.round == 1:
+            assert (folder / f"{run.planned.cell}.json").read_bytes() == (written / RECORD).read_bytes()
+    assert published["by-hand.r2"] == whole(3), "the cell of a program"
+    assert len(published) == 8
 
 
 def test_a_cell_that_changed_since_cannot_be_resumed(experiment: Experiment) -> None:
@@ -133,8 +134,7 @@ def test_resume_runs_what_failed_and_publish_replaces_the_records(
     names = Counter(run.name for run in swept.runs_of(newest(experiment)))
     assert names["single.r1"] == names["quick.r2"] == 1, "those that had ended are kept"
     (published,) = experiment.records.iterdir()
-    records = [Record.load(path) for path in published.iterdir()]
-    assert {record.name for record in records} == {run.name for run in plan_runs(experiment)}
+    assert set(run_records(published)) == {run.name for run in plan_runs(experiment)}
 
 
 def test_a_run_names_the_lock_that_its_environment_was_made_from(tmp_path: Path) -> None:
