@@ -10,9 +10,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.experimental import register_sharding
 
-sys.path.append(str(Path(__file__).parents[1] / "layouts" / "torchtitan"))
-import models
-from parallelized import parallelized
+sys.path.append(str(Path(__file__).parents[1] / "layouts"))
+import torchtitan_models as models
+from torchtitan_on_cpu import parallelized
 
 RANKS = 4
 CASES = ({}, {"ep": 2}, {"ep": 2, "etp": 2})

@@ -8,9 +8,9 @@ import torch
 from torch import distributed
 from torch.distributed.device_mesh import init_device_mesh
 
-sys.path.append(str(Path(__file__).parents[1] / "layouts" / "torchtitan"))
-import models
-from parallelized import parallelized
+sys.path.append(str(Path(__file__).parents[1] / "layouts"))
+import torchtitan_models as models
+from torchtitan_on_cpu import parallelized
 
 RANKS = 4
 CASES = {"tp": {}, "experts on tp": {"ep": 2}, "experts on data and tp": {"ep": 2, "etp": 2}}
