@@ -259,9 +259,10 @@ def mean_of_means(factors: Sequence[float], ranks: int, rule: str, are_equal: bo
     """What calls are that have other weights than in the loss of all rows."""
     of = "micro-batches" if ranks < len(factors) or ranks == 1 else "ranks"
     times = ", ".join(f"{each:.3g}" for each in factors)
-    if are_equal and rule.partition(" ")[0] in ("rows", "labels", "weights"):
-        return f"{of} of unequal {rule.partition(' ')[0]} are averaged as if equal (times {times})"
-    return f"{of} have other weights than in the loss of all rows (times {times})"
+    what = rule.partition(" ")[0]
+    if are_equal and what in ("rows", "labels", "weights"):
+        return f"{of} of unequal {what} are averaged as if equal: their {what} count {times} times what they should"
+    return f"{of} have other weights than in the loss of all rows ({times} times)"
 
 
 def _passes(numbers: Sequence[int], micro: int) -> str:
