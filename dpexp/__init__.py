@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["MODELS", "STRATEGIES", "Record", "RunConfig", "prove", "run", "watch"]
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 _LATE = {
     "MODELS": "dpexp.models.registry",

@@ -16,8 +16,6 @@ from collections.abc import Iterable, Mapping
 from importlib import metadata
 from pathlib import Path
 
-from packaging.utils import canonicalize_name
-
 from dpexp import live
 from dpexp.config.process import ROOT, is_checkout
 from dpexp.engine.references import Reference
@@ -95,11 +93,16 @@ def lock(path: Path, packages: Mapping[str, str]) -> Row:
         content = path.read_bytes()
     except OSError:
         return {"sha256": None, "differs": None}
-    versions = {canonicalize_name(name): version.partition("+")[0] for name, version in packages.items()}
+    versions = {_normalized(name): version.partition("+")[0] for name, version in packages.items()}
     locked = _LOCKED.findall(content.decode())
-    found = {name: (versions.get(canonicalize_name(name)), version) for name, version in locked}
+    found = {name: (versions.get(_normalized(name)), version) for name, version in locked}
     differs = {name: version for name, (version, wanted) in found.items() if version != wanted}
     return {"sha256": hashlib.sha256(content).hexdigest(), "differs": differs}
+
+
+def _normalized(name: str) -> str:
+    """A package's name as PEP 503 compares names."""
+    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def cpu_name() -> str:

@@ -131,7 +131,7 @@ def _rates(view: RecordView) -> str:
     for figure in figures(At.TERMINAL):
         value = figure.of(view)
         if figure.name == "loss" and value:
-            found.append(f"loss {value[0]:.4g} at first, {value[-1]:.4g} at last")
+            found.append(f"loss {value[0]:.4g} (initial), {value[-1]:.4g} (final)")
         elif isinstance(value, Mapping):
             found += [f"{name} {number:.4g}" for name, number in value.items()]
         elif (number := figure.number(view)) and not (view.noise and figure.name in OF_STEP_TIME):

@@ -21,13 +21,13 @@ def verified(facts: Row) -> str:
 
 
 def verification_lines(facts: Row) -> list[str]:
-    """The errors to a single device, those of the run's own steps, and what no verified step has reached."""
+    """The errors to a single device, of copies and of training steps, and what no verified step has reached."""
     lines = [f"errors to a single device: {_errors([facts])}"] if facts.get("checked") else []
     own = [row for name in ("first_steps", "last_step") if (row := facts.get(name))]
     if compared := [row for row in own if row["steps"]]:
-        lines.append(f"its own steps, in {compared[0]['dtype']}: {_errors(compared)}")
+        lines.append(f"training steps checked in {compared[0]['dtype']}: {_errors(compared)}")
     elif notes := [row["note"] for row in own if row["note"] and row["passed"] is None]:
-        lines.append(f"its own steps: {notes[0]}")
+        lines.append(f"training steps: {notes[0]}")
     return [*lines, unreached(facts)]
 
 

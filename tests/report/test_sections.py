@@ -46,7 +46,7 @@ def test_a_report_begins_with_a_verdict_and_five_lines_of_figures() -> None:
         "strategy whole on 3 virtual devices: cpu:0, cpu:1, cpu:2; results on cpu:0",
         "model linear, data random, batches of 30, float32, seed 0",
         r"median of 75 steps of 30 rows; left out: 25 of 10 rows \(last of each epoch\)",
-        r"[\d,]+ samples/s on this CPU; [\d,]+ samples/s by wall clock; loss 1 at first, 0.01 at last",
+        r"[\d,]+ samples/s on this CPU; [\d,]+ samples/s by wall clock; loss 1 \(initial\), 0.01 \(final\)",
         "errors to a single device: outputs 2.9e-16, gradients 3.1e-16; limit 1e-12",
     ]
     assert all(re.fullmatch(f"  {start}", line) for start, line in zip(starts, lines[2:7], strict=True))
