@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from dpexp.config.run_config import RunConfig
+from dpexp.distributed.group import ProcessGroup
 from dpexp.engine.observations import run_facts
 from dpexp.engine.passes import execute
 from dpexp.engine.prepare import prepare
@@ -15,8 +16,14 @@ from dpexp.record.journal import Journal, NullJournal
 from dpexp.record.record import Record
 
 
-def recorded(home: Path, config: RunConfig, run_id: str = "run") -> Record:
-    prepared = prepare(config)
+def recorded(
+    home: Path, config: RunConfig, run_id: str = "run", *, group: ProcessGroup | None = None
+) -> Record:
+    """The Record of a run; on a rank of the group that is not the first, an empty one."""
+    prepared = prepare(config, group=group)
+    if not prepared.group.is_first:
+        execute(prepared, NullJournal(), ProgressBar(hidden=True))
+        return Record()
     with Journal(home / "runs", run_id) as journal:
         journal.set(run_facts(config, prepared))
         execute(prepared, journal, ProgressBar(hidden=True))

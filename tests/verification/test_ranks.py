@@ -2,12 +2,12 @@
 
 import re
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 from warnings import catch_warnings
 
 import pytest
 import torch
+from command_lines import HELPERS
 from engine_runs import ended
 from in_ranks import in_ranks
 from torch import distributed, nn
@@ -19,9 +19,10 @@ from torch.nn.parallel import DistributedDataParallel
 import dpexp
 from dpexp.config.errors import ConfigError
 from dpexp.config.run_config import RunConfig
-from dpexp.data.rng import kept_globals, seed_globals
+from dpexp.config.strategy_options import RankOptions
 from dpexp.distributed.group import ProcessGroup
 from dpexp.engine.prepare import prepare
+from dpexp.verification.diagnosis.agreement import Agreement
 from dpexp.verification.result import VerificationError
 
 # --- models, losses and optimizers ----------------------------------------------------------------------
@@ -33,10 +34,6 @@ class Net(nn.Sequential):
     def __init__(self, normed: bool = False) -> None:
         norm = [nn.BatchNorm1d(8, track_running_stats=False)] if normed else []
         super().__init__(nn.Linear(6, 8), *norm, nn.Tanh(), nn.Linear(8, 4))
-
-
-def tracked() -> nn.Module:
-    return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 4))
 
 
 class OfGroup(nn.Linear):
@@ -63,6 +60,28 @@ class Scaled(nn.Linear):
 
     def forward(self, x: torch.Tensor) -> Any:
         return super().forward(x) * self.scale.exp(), self.scale
+
+
+class Writing(nn.Module):
+    """Writes to a buffer and to rows of a table in its forward, and has a hook on a parameter."""
+
+    def __init__(self, hook: str = "") -> None:
+        super().__init__()
+        self.table, self.fc = nn.Embedding(12, 5, max_norm=0.5), nn.Linear(5, 2)
+        self.register_buffer("mean", torch.zeros(5))
+        if hook == "half":
+            self.fc.weight.register_hook(lambda gradient: gradient / 2)
+        elif hook == "clamp":  # the mean of clamped gradients is not the clamped mean
+            self.fc.weight.register_hook(lambda gradient: gradient.clamp(-0.01, 0.01))
+
+    def example(self, samples: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+        ids = torch.randint(12, (samples,), generator=generator)
+        return ids, torch.randn(samples, 2, generator=generator)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        vectors = self.table(ids)
+        self.mean.mul_(0.9).add_(vectors.detach().mean(0))
+        return self.fc(vectors)
 
 
 def of_first(outputs: Any, targets: torch.Tensor) -> torch.Tensor:
@@ -94,10 +113,16 @@ def wrong_loss(z: torch.Tensor, targets: Any) -> torch.Tensor:
     return correlations(z, lambda found: distributed.all_reduce(found) or found)
 
 
+def of_shards(parameters: Any) -> torch.optim.Optimizer:
+    with catch_warnings(action="ignore"):  # of torch.jit
+        from torch.distributed.optim import ZeroRedundancyOptimizer
+    return ZeroRedundancyOptimizer(parameters, torch.optim.Adam, lr=0.01)
+
+
 # --- layouts --------------------------------------------------------------------------------------------
 
 
-class Micro(DistributedDataParallel):
+class NoSync(DistributedDataParallel):
     """Sends gradients in the last of two batches, which finds those of the first."""
 
     last = True
@@ -108,16 +133,24 @@ class Micro(DistributedDataParallel):
         return super().forward(*inputs)
 
 
-class FirstOnly(Micro):
+class FirstOnly(NoSync):
     last = False
 
 
+def plain(model: nn.Module, mesh: Any) -> nn.Module:
+    return DistributedDataParallel(model)
+
+
 def no_sync(model: nn.Module, mesh: Any) -> nn.Module:
-    return Micro(model)
+    return NoSync(model)
 
 
 def wrong_no_sync(model: nn.Module, mesh: Any) -> nn.Module:
     return FirstOnly(model)
+
+
+def sharded(model: nn.Module, mesh: Any) -> Any:
+    return fully_shard(model, mesh=mesh)
 
 
 def mixed(model: nn.Module, mesh: Any) -> Any:
@@ -140,19 +173,11 @@ def dry(model: nn.Module, mesh: Any) -> nn.Module:
         return warmed(model, mesh)
 
 
-def plain(model: nn.Module, mesh: Any) -> nn.Module:
-    return DistributedDataParallel(model)
-
-
 def shifted(model: nn.Module, mesh: Any) -> nn.Module:
     """Changes a parameter while it lays the model out."""
     with torch.no_grad():
         next(model.parameters()).add_(0.01)
     return DistributedDataParallel(model)
-
-
-def sharded(model: nn.Module, mesh: Any) -> Any:
-    return fully_shard(model, mesh=mesh)
 
 
 class Merged(nn.Sequential):
@@ -172,26 +197,9 @@ def merged(model: nn.Module, mesh: Any) -> nn.Module:
     return DistributedDataParallel(model)
 
 
-def of_shards(parameters: Any) -> torch.optim.Optimizer:
-    with catch_warnings(action="ignore"):  # of torch.jit
-        from torch.distributed.optim import ZeroRedundancyOptimizer
-    return ZeroRedundancyOptimizer(parameters, torch.optim.Adam, lr=0.01)
-
-
 # --- runs -----------------------------------------------------------------------------------------------
 
 HERE = __file__
-RUNS: dict[str, dict[str, Any]] = {
-    "loss": {"strategy": "ddp", "loss": f"{HERE}:loss"},
-    "wrong loss": {"strategy": "ddp", "loss": f"{HERE}:wrong_loss"},
-    "normed": {"strategy": "ddp", "model": f"{HERE}:Net:normed=True"},
-    "own buffers": {"strategy": "fsdp", "model": f"{HERE}:tracked"},
-    "of a group": {"strategy": "ddp", "model": f"{HERE}:OfGroup"},
-    "mixed": {"layout": f"{HERE}:mixed"},
-    "cast": {"layout": f"{HERE}:cast", "dtype": "bfloat16"},
-    "warmed": {"layout": f"{HERE}:warmed"},
-    "dry": {"layout": f"{HERE}:dry"},
-}
 SHORT = {
     "model": f"{HERE}:Net",
     "data": "random:samples=32,shape=6",
@@ -199,20 +207,97 @@ SHORT = {
     "steps": 2,
     "warmup": 2,
 }
+WRITING: dict[str, Any] = {"data": "random:samples=32", "model": f"{HERE}:Writing"}
+RUNS: dict[str, tuple[dict[str, Any], str]] = {
+    "loss": ({"strategy": "ddp", "loss": f"{HERE}:loss"}, ""),
+    "normed": ({"strategy": "ddp", "model": f"{HERE}:Net:normed=True"}, ""),
+    "mixed": ({"layout": f"{HERE}:mixed"}, ""),
+    "cast": ({"layout": f"{HERE}:cast", "dtype": "bfloat16"}, ""),
+    "warmed": ({"layout": f"{HERE}:warmed"}, ""),
+    "dry": ({"layout": f"{HERE}:dry"}, ""),
+    "reentrant checkpoints": (
+        {"strategy": "ddp", "data": "random", "model": f"{HELPERS / 'odd_models.py'}:Checkpointed"},
+        "",
+    ),
+    "wrong loss": (
+        {"strategy": "ddp", "loss": f"{HERE}:wrong_loss"},
+        r"step 1 \(12 rows\): gradients \(.*it is 1/2 of it: divided by the number of ranks once too often",
+    ),
+    "rows written by each rank": (
+        WRITING | {"strategy": "ddp", "model": f"{HERE}:Writing:hook=half"},
+        "parameter 'table.weight' is not the same on all ranks that have it",
+    ),
+    "clamped by a hook": (
+        WRITING | {"strategy": "ddp", "model": f"{HERE}:Writing:hook=clamp"},
+        "in backward order that differs is of parameter 'fc.weight'.* a hook on a parameter is not linear",
+    ),
+}
+"""Options, and what the error says."""
+NOTED: dict[str, tuple[dict[str, Any], str]] = {
+    "written by shards": (
+        WRITING | {"strategy": "fsdp", "block": ["fc"]},
+        "each shard writes to mean, table.weight from its own rows: not compared",
+    ),
+    "of a group": (
+        {"strategy": "ddp", "model": f"{HERE}:OfGroup"},
+        "on a process group of 2 ranks, which a single device",
+    ),
+}
+"""Options, and what the note says."""
 
 
 def run(group: ProcessGroup, name: str) -> dict[str, Any]:
-    options = SHORT | {"strategy": "custom", "phase_steps": 0} | RUNS[name]
+    """How a run ends."""
+    options = SHORT | {"strategy": "custom", "phase_steps": 0} | (RUNS | NOTED)[name][0]
     if "layout" in options:
         options["mesh"] = f"dp={group.size}"
-    prepared = prepare(RunConfig.from_dict(options), group=group)
-    with kept_globals():
-        seed_globals(group.rank)
-        return ended(prepared)
+    config = RunConfig.from_dict(options)
+    assert isinstance(config.options, RankOptions)
+    return ended(prepare(config, group=ProcessGroup(config.options.mesh_of(group.size))))
+
+
+def result(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = in_ranks(2, HERE, f"run:{name}")[f"run:{name}"][0]
+    return found
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_run_is_verified_in_all_its_parts_or_says_what_is_wrong(name: str) -> None:
+    found, words = result(name), RUNS[name][1]
+    if words:
+        assert re.search(words, found["error"])
+        return
+    assert found["error"] == ""
+    of_run = found["verification"]
+    assert [part["passed"] for part in (of_run, of_run["first_steps"], of_run["last_step"])] == [True] * 3
+
+
+@pytest.mark.parametrize("name", NOTED)
+def test_what_a_run_does_not_compare_is_named(name: str) -> None:
+    found = result(name)
+    assert (found["error"], found["verification"]["checked"]) == ("", name == "written by shards")
+    assert NOTED[name][1] in found["verification"]["note"]
+
+
+# --- proofs ---------------------------------------------------------------------------------------------
+
+PROOFS: dict[str, tuple[Any, Any, dict[str, Any], str]] = {
+    "no_sync": (no_sync, Net, {"accumulate": 2}, ""),
+    "shards of an optimizer": (plain, Net, {"optimizer": of_shards}, ""),
+    "an output without rows": (plain, Scaled, {"loss": of_first}, ""),
+    "a parameter as output": (sharded, Scaled, {"loss": of_first}, ""),
+    "rows of all ranks": (plain, Net, {"loss": per_row, "reduction": "sum"}, ""),
+    "wrong no_sync": (wrong_no_sync, Net, {"accumulate": 2}, r"step 2 \(5 rows\): gradients \("),
+    "of a group": (cast, OfGroup, {}, "nothing could be compared: .* on a process group of 2 ranks"),
+    "shifted": (shifted, Net, {}, r"parameters \(0\.(bias|weight)\) differ by .*: as placed, they are not"),
+    "merged": (merged, Net, {}, r"in eval mode\): outputs differ .* of the model itself"),
+}
+"""A layout, a model, options, and what the error says."""
 
 
 def proof(group: ProcessGroup, name: str) -> str:
-    layout, model, options = PROOFS[name]
+    """The error of a proof; empty where it passes."""
+    layout, model, options, _ = PROOFS[name]
     torch.manual_seed(0)
     batches = [(torch.randn(rows, 6), torch.randn(rows, 4)) for rows in (8, 5, 8, 5)]
     mesh = init_device_mesh("cpu", (group.size,), mesh_dim_names=("dp",))
@@ -220,94 +305,30 @@ def proof(group: ProcessGroup, name: str) -> str:
     try:
         dpexp.prove(model(), layout, batches, mesh=mesh, **{"loss": nn.functional.mse_loss} | options)
     except (VerificationError, ConfigError) as error:
-        return f"{type(error).__name__}: {error}"
+        return str(error)
     return ""
 
 
-PROOFS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
-    "no_sync": (no_sync, Net, {"accumulate": 2}),
-    "wrong no_sync": (wrong_no_sync, Net, {"accumulate": 2}),
-    "of a group": (cast, OfGroup, {}),
-    "shards of an optimizer": (plain, Net, {"optimizer": of_shards}),
-    "shifted": (shifted, Net, {}),
-    "an output without rows": (plain, Scaled, {"loss": of_first}),
-    "a parameter as output": (sharded, Scaled, {"loss": of_first}),
-    "rows of all ranks": (plain, Net, {"loss": per_row, "reduction": "sum"}),
-    "merged": (merged, Net, {}),
-}
+@pytest.mark.parametrize("name", PROOFS)
+def test_a_layout_is_proven_or_says_what_is_wrong(name: str) -> None:
+    for message in in_ranks(2, HERE, f"proof:{name}")[f"proof:{name}"]:
+        assert bool(message) == bool(PROOFS[name][3]), message
+        assert re.search(PROOFS[name][3], message)
 
 
-@cache
-def started() -> dict[str, list[Any]]:
-    return in_ranks(2, HERE, *(f"run:{name}" for name in RUNS), *(f"proof:{name}" for name in PROOFS))
+def agreed(group: ProcessGroup) -> list[str]:
+    """Rank 1 raises before its second gathering; afterwards all are together again."""
+    ranks = Agreement(group)
+
+    def part() -> str:
+        ranks.all_gather(lambda: 0)
+        return str(ranks.all_gather(lambda: 1 // (1 - group.rank)))
+
+    return [ranks.text_of("the first module", part), ranks.text_of("the next", lambda: "found")]
 
 
-def result(name: str) -> dict[str, Any]:
-    found: dict[str, Any] = started()[f"run:{name}"][0]
-    return found
-
-
-RIGHT = [
-    "loss",
-    "normed",
-    "mixed",
-    "cast",
-    "warmed",
-    "dry",
-]
-
-
-@pytest.mark.parametrize("name", RIGHT)
-def test_a_right_run_is_verified_in_all_its_parts(name: str) -> None:
-    found = result(name)
-    assert found["error"] == ""
-    of_run = found["verification"]
-    assert [part["passed"] for part in (of_run, of_run["first_steps"], of_run["last_step"])] == [True] * 3
-
-
-def test_the_error_of_buffers_that_each_rank_has_for_itself_is_that_of_its_own() -> None:
-    found = result("own buffers")["verification"]
-    for part in (found, found["first_steps"], found["last_step"]):
-        assert part["passed"]
-        assert part["buffer_error"] <= part["tolerance"]
-
-
-def test_a_loss_that_adds_up_over_ranks_without_a_backward_is_found() -> None:
-    message = result("wrong loss")["error"]
-    assert "step 1 (12 rows): gradients (" in message
-    assert "it is 1/2 of it: divided by the number of ranks once too often" in message
-
-
-def test_windows_of_accumulation_are_judged_after_their_last_batch() -> None:
-    assert started()["proof:no_sync"] == ["", ""]
-    for message in started()["proof:wrong no_sync"]:
-        assert message.startswith("VerificationError: ")
-        assert "step 2 (5 rows): gradients (" in message
-
-
-def test_a_collective_on_an_explicit_group_is_named_and_nothing_is_verified() -> None:
-    found = result("of a group")
-    words = "on a process group of 2 ranks, which a single device"
-    assert (found["error"], found["verification"]["checked"]) == ("", False)
-    assert words in found["verification"]["note"]
-    for message in started()["proof:of a group"]:
-        assert message.startswith("ConfigError: prove: nothing could be compared: ")
-        assert words in message
-
-
-RIGHT = ("shards of an optimizer", "an output without rows", "a parameter as output", "rows of all ranks")
-
-
-@pytest.mark.parametrize("name", RIGHT)
-def test_a_right_layout_is_proven(name: str) -> None:
-    assert started()[f"proof:{name}"] == ["", ""]
-
-
-def test_what_a_layout_keeps_from_one_evaluation_to_the_next_is_found() -> None:
-    for message in started()["proof:merged"]:
-        assert re.search(r"in eval mode\): outputs differ .* of the model itself", message)
-
-
-def test_a_parameter_that_the_layout_changes_is_named_before_any_step() -> None:
-    for message in started()["proof:shifted"]:
-        assert re.search(r"parameters \(0\.(bias|weight)\) differ by .*: as placed, they are not", message)
+def test_an_error_while_ranks_locate_a_difference_is_described_by_all() -> None:
+    (first, second), other = in_ranks(2, HERE, "agreed")["agreed"]
+    assert [first, second] == other
+    assert first.startswith("the first module: not located, rank 1 raised ZeroDivisionError: ")
+    assert second == "found"

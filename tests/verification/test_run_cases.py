@@ -1,35 +1,50 @@
 """Runs of wrong layouts and models end as failed verifications, and runs of right ones are verified."""
 
+from typing import Any
+
 import pytest
 from catalogue import KINDS, RIGHT, Run, runs
-from launching import run
+from engine_runs import ended
+from in_ranks import in_ranks
+from torch.nn import functional
 
-VERIFIED, REFUSED = 0, 1
-"""Exit codes; of a run that does not begin it is 2."""
+from dpexp.config.run_config import RunConfig
+from dpexp.config.strategy_options import RankOptions
+from dpexp.distributed.group import ProcessGroup
+from dpexp.engine.prepare import prepare
 
-
-def is_quick(case: Run, cases: list[Run]) -> bool:
-    """Whether it is the first of its kind over its layout."""
-    return case is next(each for each in cases if (each.kind, each.over) == (case.kind, case.over))
-
-
-def marked(*kinds: str) -> list[object]:
-    """The cases of these kinds, of which most are slow."""
-    found, parameters = runs(*kinds), []
-    for case in found:
-        marks = [] if is_quick(case, found) else [pytest.mark.slow]
-        parameters.append(pytest.param(case, marks=marks, id=str(case)))
-    return parameters
+CASES = {str(case): case for case in runs(*KINDS, *RIGHT, "reported")}
+QUICK = {(case.kind, case.over): name for name, case in reversed(CASES.items())}.values()
+"""The first of its kind over its layout, and what is wrong."""
+PARAMETERS = [
+    pytest.param(case, id=name, marks=pytest.mark.slow if case.is_right and name not in QUICK else [])
+    for name, case in CASES.items()
+]
 
 
-@pytest.mark.parametrize("case", marked(*KINDS, *RIGHT, "reported"))
+def end(group: ProcessGroup | None, name: str) -> dict[str, Any]:
+    """How the run of a case ends: its error, and its verification."""
+    config, linear = RunConfig.from_dict(CASES[name].options), functional.linear
+    if group is not None:
+        assert isinstance(config.options, RankOptions)
+        group = ProcessGroup(config.options.mesh_of(group.size))
+    try:
+        return ended(prepare(config, group=group))
+    finally:
+        functional.linear = linear  # which a case wraps
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("case", PARAMETERS)
 def test_a_run_is_verified_or_its_bug_is_caught(case: Run) -> None:
-    done = run(*case.command)
-    assert done.returncode == (VERIFIED if case.is_right else REFUSED), done.stderr
+    found = (
+        in_ranks(2, __file__, f"end:{case}")[f"end:{case}"][0] if case.is_of_ranks else end(None, str(case))
+    )
+    error, verification = found["error"], found["verification"]
     if case.is_right:
-        assert case.words in done.stdout
+        assert error == ""
+        assert case.words in str(verification)
     else:
-        found = done.stderr.partition("does not compute what a single device computes")[2]
-        assert found, done.stderr
-        assert case.words in found
-        assert "may be rounding" not in found
+        assert error.startswith("VerificationError: "), error or verification
+        assert case.words in error
+        assert "may be rounding" not in error

@@ -1,4 +1,4 @@
-"""The cases: layouts that ``dpexp.prove`` judges over ranks, and runs of the command line.
+"""The cases: layouts that ``dpexp.prove`` judges over ranks, and runs.
 
 Each is right, or has one bug: a function or a class of a file here, whose docstring says what is wrong.
 ``@layout`` makes it a layout that is verified; ``@run`` a layout, or a model, of runs.
@@ -129,11 +129,11 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "single": {},
     "whole": {"virtual": 2},
     "functional": {"virtual": 2},
-    "block": {"virtual": 2, "block": "second"},
-    "hybrid": {"virtual": 2, "host": "first"},
-    "place": {"virtual": 2, "place": "second=cpu:1"},
-    "ddp": {"devices": 2},
-    "fsdp": {"devices": 2},
+    "block": {"virtual": 2, "block": ("second",)},
+    "hybrid": {"virtual": 2, "host": ("first",)},
+    "place": {"virtual": 2, "place": ("second=cpu:1",)},
+    "ddp": {},
+    "fsdp": {},
 }
 
 
@@ -149,13 +149,9 @@ class Run:
     words: str
 
     @property
-    def command(self) -> list[str]:
-        """The words of the command line."""
-        found = [self.options["strategy"]]
-        for name, value in self.options.items():
-            if name != "strategy":
-                found += [f"--{name.replace('_', '-')}"] + ([str(value)] if value is not True else [])
-        return found
+    def is_of_ranks(self) -> bool:
+        """Whether two ranks run it, and not one process."""
+        return self.over in ("ranks", "shards", "ddp", "fsdp")
 
     def __str__(self) -> str:
         return f"{self.kind}.{self.name}/{self.over}"

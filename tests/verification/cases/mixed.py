@@ -44,6 +44,21 @@ def no_exchange(model, dp):
     table.forward = forward
 
 
+@layout("tp", model="Experts")
+def right_experts(model, tp, summed=("router", "expert")):
+    """Each rank computes the rows of some tokens, and has their part of the gradients."""
+    model.order.rank, model.order.size = tp.rank, tp.size
+    model.together.forward = tp.reduce
+    for name in summed:
+        change_gradients(model.get_submodule(name).parameters(), tp.sum)
+
+
+@layout("tp", model="Experts", module="router", words="the sum over the ranks that share rows is missing")
+def router_apart(model, tp):
+    """As torchtitan had it: the gradient of the router is that of a rank's tokens."""
+    right_experts.change(model, tp, summed=("expert",))
+
+
 @layout("dp", "tp")
 def right_2d(model, dp, tp):
     """Tensor parallelism along ``tp``, data parallelism along ``dp``."""

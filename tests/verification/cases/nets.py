@@ -95,6 +95,34 @@ class Tied(Lookup):
         self.head.weight = self.table.weight
 
 
+class Order(nn.Module):
+    """The rows of this rank, in the order of their experts."""
+
+    rank, size = 0, 1
+
+    def forward(self, chosen):
+        own = torch.arange(len(chosen)).chunk(self.size)[self.rank]
+        return own[chosen[own].argsort(stable=True)]
+
+
+class Experts(nn.Module):
+    """``(rows, 6)`` -> ``(rows, 4)``: the router scales the output of the expert of each row."""
+
+    def __init__(self):
+        super().__init__()
+        self.router, self.order, self.expert = nn.Linear(6, 3), Order(), nn.Linear(6, 4)
+        self.together = nn.Identity()
+
+    def forward(self, x):
+        best, chosen = self.router(x).softmax(-1).max(-1)
+        order = self.order(chosen)
+        made = self.expert(x[order]) * best[order, None]
+        return self.together(torch.zeros(len(x), 4, dtype=x.dtype).index_add(0, order, made))
+
+    def example(self, samples, generator):
+        return numbers(samples, 6, generator=generator), numbers(samples, 4, generator=generator)
+
+
 class Layer(nn.Linear):
     """A residual layer."""
 

@@ -4,7 +4,7 @@ from functools import partial
 
 from catalogue import layout
 from nets import initial_up
-from pieces import change_gradients, compute, lookup, only
+from pieces import change_gradients, changed_output, compute, lookup, only
 from torch.distributed.nn.functional import all_reduce
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.functional import layer_norm, linear
@@ -63,8 +63,16 @@ def not_broadcast(model, tp):
 
 @layout("tp")
 def right_dtensor(model, tp):
-    """The same pair by ``parallelize_module``."""
-    parallelize_module(model, tp.mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
+    """The same pair by ``parallelize_module``; what is between them is a DTensor."""
+    plan = {"up": ColwiseParallel(use_local_output=False), "down": RowwiseParallel()}
+    parallelize_module(model, tp.mesh, plan)
+
+
+@layout("tp", module="up", words="it is 1.5 times")
+def scaled_dtensor(model, tp):
+    """What `up` returns, a DTensor, is too large."""
+    right_dtensor.change(model, tp)
+    changed_output(model.up, lambda x: 1.5 * x)
 
 
 @layout("tp", module="norm", words="each rank has a part of it")
