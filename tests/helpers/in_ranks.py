@@ -29,11 +29,13 @@ from command_lines import ENVIRONMENT
 from engine_runs import recorded
 from torch import distributed
 
+from dpexp.config.process import home
 from dpexp.config.run_config import RunConfig
 from dpexp.config.strategy_options import RankOptions
 from dpexp.data.rng import seed_globals
 from dpexp.distributed.group import ProcessGroup
 from dpexp.engine.prepare import prepare
+from dpexp.record.journal import new_run_id
 from dpexp.record.record import Record
 from dpexp.strategies.ranks import on_one_device
 from dpexp.strategies.registry import STRATEGIES
@@ -54,19 +56,17 @@ def in_ranks(ranks: int, file: str, *cases: str) -> dict[str, list[Any]]:
 
 
 def records(ranks: int, *options: dict[str, Any]) -> list[Record]:
-    """The Records of runs with these options in so many ranks."""
-    cases = [f"record:{json.dumps(each)}" for each in options]
-    return [Record.from_dict(first) for first, *_ in in_ranks(ranks, __file__, *cases).values()]
+    """The Records of runs with these options in so many ranks, which are in the home of the test, too."""
+    found = in_ranks(ranks, __file__, *(f"record:{json.dumps(each)}" for each in options))
+    return [Record.from_dict(by_rank[0]) for by_rank in found.values()]
 
 
 def record(group: ProcessGroup, text: str) -> dict[str, Any]:
-    """The Record of a run, on each rank, of which the first has all of it."""
+    """The Record of a run; on a rank that is not the first, an empty one."""
     config = RunConfig.from_dict(json.loads(text))
     assert isinstance(config.options, RankOptions)
-    with tempfile.TemporaryDirectory() as folder:
-        return recorded(
-            Path(folder), config, group=ProcessGroup(config.options.mesh_of(group.size))
-        ).to_dict()
+    group = ProcessGroup(config.options.mesh_of(group.size))
+    return recorded(home(), config, new_run_id(), group=group).to_dict()
 
 
 def training_error(config: RunConfig, group: ProcessGroup) -> float:

@@ -6,104 +6,88 @@ from typing import Any
 
 import pytest
 from command_lines import HELPERS, ROOT
-from launching import record, run, torchrun
+from engine_runs import recorded
+from in_ranks import records
+from launching import run
 from torch import nn
 
 from dpexp.config.errors import ConfigError
 from dpexp.config.run_config import RunConfig
 from dpexp.engine.dry_run import dry_run
 from dpexp.engine.prepare import prepare
-from dpexp.record.record import Record
 from dpexp.record.view import RecordView
 from dpexp.report.findings import findings_of
 
 LAYOUTS = HELPERS / "layouts.py"
 CASES = ROOT / "tests" / "verification" / "cases"
-SHORT = ("--batch-size", "10", "--steps", "4", "--warmup", "1", "--phase-steps", "2", "--json")
+SHORT = {"strategy": "custom", "batch_size": 10, "steps": 4, "warmup": 1, "phase_steps": 2}
+CLIPPED = SHORT | {"clip_norm": 0.01}
 
 
-def custom(layout: str, *words: str) -> Any:
-    return run("custom", "--layout", f"{LAYOUTS}:{layout}", *words, *SHORT)
+def of(layout: str, **options: Any) -> dict[str, Any]:
+    return SHORT | {"layout": f"{LAYOUTS}:{layout}"} | options
 
 
-def of_cases(layout: str, model: str, mesh: str, *words: str) -> Any:
-    options = ("--layout", f"{CASES}/{layout}", "--mesh", mesh)
-    return run("custom", *options, "--model", f"{CASES}/nets.py:{model}", *words, *SHORT)
-
-
-def test_tensor_and_data_parallel_together_train_as_a_single_device() -> None:
+@pytest.mark.slow
+def test_tensor_and_data_parallel_together_train_as_a_single_device(dpexp_home: Path) -> None:
     """Two ranks split the rows, and two split the columns and rows of the weights."""
-    found = record(custom("two_dimensional", "--mesh", "dp=2,tp=2"))
-    assert found["verification"]["passed"] is True
-    assert found["verification"]["gradient_error"] < 1e-12
-    assert found["steps"]["samples"] == [10] * 4
-    weights = [
-        row for row in found["device_map"] if (row["module"], row["parameter"]) == ("block1", "weight")
-    ]
+    (found,) = records(4, of("two_dimensional", mesh="dp=2,tp=2"))
+    assert found.verification["passed"] is True
+    assert found.verification["gradient_error"] < 1e-12
+    assert found.steps["samples"] == [10] * 4
+    weights = [row for row in found.device_map if (row["module"], row["parameter"]) == ("block1", "weight")]
     assert [row["rank"] for row in weights] == [0, 1, 2, 3]
     assert {tuple(row["local_shape"]) for row in weights} == {(5, 10)}
-    outside = [row for row in found["shapes"] if row["module"] == "" and row["batch"] == 0]
+    outside = [row for row in found.shapes if row["module"] == "" and row["batch"] == 0]
     assert [(row["replica"], row["inputs"]) for row in outside] == [(rank, [[5, 10]]) for rank in range(4)]
-    assert {move.is_backward for move in RecordView(Record.from_dict(found)).moves} == {False, True}
-    single = json.loads(run("single", "--model", "blocks", *SHORT).stdout)
-    assert found["steps"]["loss"] == pytest.approx(single["steps"]["loss"], rel=1e-5)
+    assert {move.is_backward for move in RecordView(found).moves} == {False, True}
+    single = recorded(dpexp_home, RunConfig.from_dict(SHORT | {"strategy": "single", "model": "blocks"}))
+    assert found.steps["loss"] == pytest.approx(single.steps["loss"], rel=1e-5)
 
 
-def test_ranks_of_a_users_torchrun_are_along_dp() -> None:
-    layout = ("custom", "--layout", f"{LAYOUTS}:data_parallel")
-    found = record(torchrun(2, *layout, *SHORT))
-    assert found["verification"]["passed"] is True
-    assert [len(row["replicas"]) for row in found["device_map"]] == [1] * 6
-    assert RecordView(Record.from_dict(found)).batches[0].split == [5, 5]
+def test_without_a_mesh_ranks_are_along_dp() -> None:
+    (found,) = records(2, of("data_parallel"))
+    assert found.verification["passed"] is True
+    assert [len(row["replicas"]) for row in found.device_map] == [1] * 6
+    assert RecordView(found).batches[0].split == [5, 5]
 
 
 def test_a_mesh_that_splits_no_rows_is_found() -> None:
-    found = record(custom("sharded", "--mesh", "fsdp=2"))
-    assert found["verification"]["passed"] is True
-    (said,) = [each.text for each in findings_of(Record.from_dict(found)) if each.name == "no rows split"]
+    (found,) = records(2, of("sharded", mesh="fsdp=2"))
+    assert found.verification["passed"] is True
+    (said,) = [each.text for each in findings_of(found) if each.name == "no rows split"]
     assert said.startswith("The mesh fsdp=2 splits no rows: each of 2 ranks computes all rows of a batch")
 
 
 def test_shards_made_by_hand_are_verified_by_their_full_tensors() -> None:
-    found = record(
-        of_cases(
-            "tensor_parallel.py:right_pair", "Block", "tp=2", "--optimizer", "adam", "--clip-norm", "0.01"
-        )
-    )
-    assert found["verification"]["passed"] is True
-    rows = {(row["module"], row["parameter"], row.get("rank")): row for row in found["device_map"]}
+    layout = {"layout": f"{CASES}/tensor_parallel.py:right_pair", "model": f"{CASES}/nets.py:Block"}
+    (found,) = records(2, CLIPPED | layout | {"mesh": "tp=2", "optimizer": "adam"})
+    assert found.verification["passed"] is True
+    rows = {(row["module"], row["parameter"], row.get("rank")): row for row in found.device_map}
     assert rows["down", "weight", 1]["local_shape"] == [12, 12]
     assert rows["down", "weight", 1]["shape"] == [12, 24]
     assert rows["first", "weight", None]["replicas"] == ["cpu:1"]
 
 
 def test_a_pipeline_takes_the_step_of_its_schedule() -> None:
-    found = record(
-        of_cases(
-            "pipeline.py:right_schedule", "Chain", "pp=2", "--optimizer", "adagrad", "--clip-norm", "0.01"
-        )
-    )
-    assert found["verification"]["passed"] is True
-    assert found["verification"]["gradient_error"] < 1e-12
-    moved = {move.what for move in RecordView(Record.from_dict(found)).moves}
+    layout = {"layout": f"{CASES}/pipeline.py:right_schedule", "model": f"{CASES}/nets.py:Chain"}
+    (found,) = records(2, CLIPPED | layout | {"mesh": "pp=2", "optimizer": "adagrad"})
+    assert found.verification["passed"] is True
+    assert found.verification["gradient_error"] < 1e-12
+    moved = {move.what for move in RecordView(found).moves}
     assert moved & {"send", "broadcast"}, moved  # between the stages, as they were counted
-    held = {(row["module"], row["device"]) for row in found["device_map"]}
+    held = {(row["module"], row["device"]) for row in found.device_map}
     assert held == {(str(layer), "cpu:0" if layer < 7 else "cpu:1") for layer in range(13)}
 
 
-@pytest.mark.parametrize(
-    ("layout", "mesh", "where"),
-    [
-        ("tensor_parallel.py:no_reduce_in_backward", "tp=2", "parameter 'norm."),
-        ("data_parallel.py:one_left_out", "dp=2", "parameter 'norm."),
-        ("pipeline.py:divided_twice", "pp=2", "it is 1/2 of it"),
-    ],
-)
-def test_a_wrong_layout_fails_and_is_located(layout: str, mesh: str, where: str) -> None:
-    done = of_cases(layout, "Chain" if mesh == "pp=2" else "Block", mesh)
+def test_a_wrong_layout_fails_and_is_located() -> None:
+    layout = ("--layout", f"{CASES}/data_parallel.py:one_left_out", "--mesh", "dp=2")
+    done = run(
+        "custom", *layout, "--model", f"{CASES}/nets.py:Block", "--steps", "1", "--warmup", "0", "--json"
+    )
     assert done.returncode == 1
     assert json.loads(done.stdout)["verification"]["passed"] is False
-    assert where in done.stderr
+    assert "parameter 'norm." in done.stderr
 
 
 def test_a_layout_over_devices_is_one_process() -> None:

@@ -7,59 +7,57 @@ from pathlib import Path
 
 import pytest
 import torch
+from engine_runs import recorded
+from in_ranks import records
 from launching import left_behind, record, run, torchrun
 
+from dpexp.config.errors import ConfigError
+from dpexp.config.run_config import RunConfig
 from dpexp.config.strategy_options import DdpOptions
 from dpexp.devices import HOST
+from dpexp.engine.dry_run import dry_run
+from dpexp.engine.prepare import prepare
 from dpexp.strategies.ranks import ddp_module
 from dpexp.timing import Timer
 
-SHORT = ("--steps", "4", "--warmup", "1", "--phase-steps", "2", "--json")
+SHORT = {"strategy": "ddp", "steps": 4, "warmup": 1, "phase_steps": 2}
 
 
-def chunks(rows: int, count: int) -> list[int]:
-    size = -(-rows // count)
-    return [min(size, rows - start) for start in range(0, rows, size)]
+def test_every_rank_computes_its_rows_and_all_what_a_single_device_computes() -> None:
+    (found,) = records(2, SHORT | {"batch_size": 30})
+    assert found.verification["dtype"] == "float64"
+    assert found.verification["passed"] is True
+    assert max(found.verification["output_error"], found.verification["gradient_error"]) < 1e-12
+    assert found.steps["samples"] == [30, 30, 30, 10]
+    assert [rank["device"] for rank in found.devices["ranks"]] == ["cpu:0", "cpu:1"]
+    of_first = [row for row in found.shapes if row["batch"] == 0 and row["module"] == "fc"]
+    assert [(row["replica"], row["inputs"]) for row in of_first] == [(0, [[15, 5]]), (1, [[15, 5]])]
+    assert set(found.memory) == {"cpu:0", "cpu:1"}
+    assert found.execution == "virtual"
 
 
-@pytest.mark.parametrize(("world", "batch"), [(1, 30), (3, 10), (4, 30)])
-def test_every_world_size_computes_what_a_single_device_computes(world: int, batch: int) -> None:
-    found = record(run("ddp", "--devices", str(world), "--batch-size", str(batch), *SHORT))
-    assert found["verification"]["dtype"] == "float64"
-    assert found["verification"]["passed"] is True
-    assert max(found["verification"]["output_error"], found["verification"]["gradient_error"]) < 1e-12
-    assert found["steps"]["samples"] == [30, 30, 30, 10] if batch == 30 else [10] * 4
-    assert [rank["device"] for rank in found["devices"]["ranks"]] == [f"cpu:{i}" for i in range(world)]
-    of_first = [row for row in found["shapes"] if row["batch"] == 0 and row["module"] == "fc"]
-    assert [row["inputs"] for row in of_first] == [[[rows, 5]] for rows in chunks(batch, world)]
-    assert [row["replica"] for row in of_first] == list(range(len(of_first)))
-    assert set(found["memory"]) == {f"cpu:{i}" for i in range(world)}
-    assert found["execution"] == "virtual"
-
-
-def test_training_on_ranks_without_rows_follows_the_single_device() -> None:
-    """Batches of 30 and, every fourth step, 10: of eight ranks three then have no rows."""
-    long = ("--steps", "9", "--warmup", "0", "--phase-steps", "1", "--dtype", "float64", "--json")
-    single = record(run("single", "--devices", "cpu", *long))
-    ranks = record(run("ddp", "--virtual", "8", *long))
-    assert ranks["verification"]["gradient_error"] < 1e-12
-    last = [row["inputs"][0][0] for row in ranks["shapes"] if row["batch"] == 3 and row["module"] == "fc"]
-    assert last == [2, 2, 2, 2, 2]
-    assert ranks["steps"]["samples"] == single["steps"]["samples"]
-    assert ranks["steps"]["loss"] == pytest.approx(single["steps"]["loss"], rel=1e-12)
+def test_training_on_ranks_without_rows_follows_the_single_device(dpexp_home: Path) -> None:
+    """Batches of 6 rows and 1: the second rank has none of that one."""
+    long = {"steps": 9, "warmup": 0, "phase_steps": 1, "dtype": "float64", "batch_size": 6}
+    long |= {"data": "random:samples=19"}
+    single = recorded(dpexp_home, RunConfig.from_dict({"strategy": "single", "devices": "cpu", **long}))
+    (ranks,) = records(2, SHORT | long)
+    assert ranks.verification["gradient_error"] < 1e-12
+    last = [row["inputs"][0][0] for row in ranks.shapes if row["batch"] == 3 and row["module"] == "fc"]
+    assert last == [1]
+    assert ranks.steps["samples"] == single.steps["samples"]
+    assert ranks.steps["loss"] == pytest.approx(single.steps["loss"], rel=1e-12)
 
 
 def test_every_rank_and_every_bucket_has_its_phases() -> None:
-    model = ("--model", "mlp:depth=3,hidden=128", "--bucket-mb", "0.05")
-    found = record(run("ddp", "--devices", "2", *model, *SHORT))
-    buckets = {name for name in found["phases"] if name.startswith("allreduce_bucket")}
+    (found,) = records(2, SHORT | {"model": "mlp:depth=3,hidden=128", "bucket_mb": 0.05})
+    buckets = {name for name in found.phases if name.startswith("allreduce_bucket")}
     assert len(buckets) >= 2
     others = {"forward", "loss", "backward", "backward_compute", "allreduce", "overlap", "optimizer"}
-    assert set(found["phases"]) == others | buckets
-    by_rank = {row["replica"] for row in found["timeline"] if row["phase"] == "backward_compute"}
-    assert by_rank == {None, 0, 1}
-    backward = [row for row in found["timeline"] if row["phase"] == "backward" and row["replica"] is None]
-    inside = [row for row in found["timeline"] if row["phase"] == "allreduce" and row["replica"] is None]
+    assert set(found.phases) == others | buckets
+    assert {row["replica"] for row in found.timeline if row["phase"] == "backward_compute"} == {None, 0, 1}
+    backward = [row for row in found.timeline if row["phase"] == "backward" and row["replica"] is None]
+    inside = [row for row in found.timeline if row["phase"] == "allreduce" and row["replica"] is None]
     for outer, inner in zip(backward, inside, strict=True):
         assert outer["start_us"] <= inner["start_us"] <= inner["end_us"] <= outer["end_us"]
 
@@ -92,11 +90,12 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def test_under_torchrun_only_the_first_rank_prints_and_records() -> None:
-    found = record(torchrun(3, "ddp", "--reduction", "tokens", *SHORT))
-    assert len(found["devices"]["ranks"]) == 3
+    words = ("--steps", "4", "--warmup", "1", "--phase-steps", "2", "--json")
+    found = record(torchrun(2, "ddp", "--reduction", "tokens", *words))
+    assert len(found["devices"]["ranks"]) == 2
     assert (found["work"]["rows"], found["work"]["tokens"]) == (30, 60)  # of all ranks
     assert found["work"]["flops"]["forward"] == 30 * 2 * 5 * 2
-    assert [row["rank"] for row in found["memory_use"]] == [0, 1, 2]
+    assert [row["rank"] for row in found["memory_use"]] == [0, 1]
     assert found["verification"]["passed"] is True
     folders = list((Path(os.environ["DPEXP_HOME"]) / "runs").iterdir())
     assert [folder.name for folder in folders] == [found["run_id"]]
@@ -136,16 +135,14 @@ def user_model(folder: Path, source: str) -> str:
 @pytest.mark.parametrize(
     ("source", "code", "words"),
     [
-        (UNUSED, 2, ["does not depend on 0.weight, 0.bias", "--find-unused"]),
         (DIFFERENT, 2, ["the ranks differ in their model: rank 1 on host"]),
         (RAISING, 1, ["error: rank 1 on host", "ValueError: row 7 is odd"]),
     ],
-    ids=["unused", "different", "raising"],
+    ids=["different", "raising"],
 )
 def test_a_fault_is_reported_once(tmp_path: Path, source: str, code: int, words: list[str]) -> None:
-    done = run(
-        "ddp", "--devices", "2", "--model", user_model(tmp_path, source), "--max-restarts", "0", *SHORT[:-1]
-    )
+    model = ("--model", user_model(tmp_path, source), "--steps", "4", "--warmup", "1")
+    done = run("ddp", "--devices", "2", "--max-restarts", "0", *model)
     assert done.returncode == code, done.stderr
     for word in words:
         assert done.stderr.count(word) == 1, done.stderr
@@ -153,17 +150,18 @@ def test_a_fault_is_reported_once(tmp_path: Path, source: str, code: int, words:
     assert not left_behind()
 
 
-def test_find_unused_accepts_unused_parameters(tmp_path: Path) -> None:
-    done = run("ddp", "--devices", "2", "--model", user_model(tmp_path, UNUSED), "--find-unused", *SHORT)
-    assert record(done)["verification"]["passed"] is True
+def test_unused_parameters_are_refused_unless_ddp_finds_them(tmp_path: Path) -> None:
+    options = SHORT | {"model": user_model(tmp_path, UNUSED)}
+    with pytest.raises(ConfigError, match=r"does not depend on 0\.weight, 0\.bias.*--find-unused"):
+        prepare(RunConfig.from_dict(options))
+    assert records(2, options | {"find_unused": True})[0].verification["passed"] is True
 
 
-def test_a_dry_run_shows_the_rows_of_each_rank(dpexp_home: Path) -> None:
-    planned = record(run("ddp", "--virtual", "8", "--dry-run", "--json"))
+def test_a_dry_run_shows_the_rows_of_each_rank() -> None:
+    planned = dry_run(RunConfig("ddp", virtual=8))
     assert [(row["rows"], row["batches"], row["pieces"]) for row in planned["splits"]] == [
         (30, 3, [4, 4, 4, 4, 4, 4, 4, 2]),
         (10, 1, [2, 2, 2, 2, 2]),
     ]
     assert planned["splits"][1]["devices"] == [f"rank {rank}" for rank in range(5)]
     assert "8 ranks share it" in planned["note"]
-    assert not list(dpexp_home.iterdir())

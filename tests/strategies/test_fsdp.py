@@ -5,8 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from in_ranks import in_ranks
-from launching import record, run, torchrun
+from in_ranks import in_ranks, records
 from torch import nn
 
 from dpexp import report
@@ -16,49 +15,39 @@ from dpexp.distributed.group import ProcessGroup
 from dpexp.engine.prepare import prepare
 from dpexp.engine.verify import verify
 from dpexp.models.registry import MODELS
-from dpexp.record.record import Record
 from dpexp.report import units
 from dpexp.strategies.ranks import Fsdp
 
-SHORT = ("--steps", "4", "--warmup", "1", "--phase-steps", "2", "--json")
-ACCUMULATED = ("--accumulate", "2", "--clip-norm", "0.01")
-
-
-def parameter_bytes(found: dict, rank: int) -> int:  # type: ignore[type-arg]
-    return sum(row["bytes"] for row in found["device_map"] if row.get("rank") == rank)
+SHORT = {"steps": 4, "warmup": 1, "phase_steps": 2, "batch_size": 10}
+ACCUMULATED = {"accumulate": 2, "clip_norm": 0.01}
 
 
 def test_fsdp_computes_what_a_single_device_computes_from_shards() -> None:
-    found = record(run("fsdp", "--devices", "3", "--batch-size", "10", *ACCUMULATED, *SHORT))
-    assert found["verification"]["passed"] is True
-    assert found["verification"]["gradient_error"] < 1e-12
-    weights = [
-        row for row in found["device_map"] if row["module"] == "block1" and row["parameter"] == "weight"
-    ]
+    blocks = SHORT | {"model": "blocks:hidden=21"}
+    found, ddp = records(2, blocks | {"strategy": "fsdp"} | ACCUMULATED, blocks | {"strategy": "ddp"})
+    assert found.verification["passed"] is True
+    assert found.verification["gradient_error"] < 1e-12
+    weights = [row for row in found.device_map if (row["module"], row["parameter"]) == ("block1", "weight")]
     assert [(row["rank"], row["device"], row["shape"], row["local_shape"]) for row in weights] == [
-        (0, "cpu:0", [20, 10], [7, 10]),
-        (1, "cpu:1", [20, 10], [7, 10]),
-        (2, "cpu:2", [20, 10], [6, 10]),
+        (0, "cpu:0", [21, 10], [11, 10]),
+        (1, "cpu:1", [21, 10], [10, 10]),
     ]
-    assert {row["placement"] for row in found["device_map"]} == {"S(0)"}
-    ddp = record(run("ddp", "--devices", "2", "--model", "blocks", *SHORT))
-    full = sum(row["bytes"] for row in ddp["device_map"])
-    shards = [parameter_bytes(found, rank) for rank in range(3)]
-    assert sum(shards) == full
-    assert max(shards) < 0.4 * full  # every rank of ddp has the full parameters
-    assert set(found["memory"]) == {"cpu:0", "cpu:1", "cpu:2"}
-    use = {row["rank"]: row for row in found["memory_use"]}
-    assert [(use[rank]["parameters"], use[rank]["gradients"]) for rank in range(3)] == [
-        (size, size) for size in shards
+    assert {row["placement"] for row in found.device_map} == {"S(0)"}
+    full = sum(row["bytes"] for row in ddp.device_map)
+    shards = [sum(row["bytes"] for row in found.device_map if row["rank"] == rank) for rank in range(2)]
+    assert sum(shards) == full, "every rank of ddp has the full parameters"
+    assert max(shards) < 0.6 * full
+    assert set(found.memory) == {"cpu:0", "cpu:1"}
+    assert [(row["device"], row["parameters"], row["gradients"]) for row in found.memory_use] == [
+        (f"cpu:{rank}", size, size) for rank, size in enumerate(shards)
     ]
-    assert [use[rank]["device"] for rank in range(3)] == ["cpu:0", "cpu:1", "cpu:2"]
-    assert found["work"]["flops"]["forward"] == ddp["work"]["flops"]["forward"] / 3  # batches of 10, not 30
-    assert {"all-gather", "backward all-gather", "reduce-scatter"} < set(found["phases"])
-    text = report.summary(Record.from_dict(found), width=120, full=True)
-    assert "35% of block1, 308 B of 880 B" in text  # 7 of 20 rows
-    padded = 4 * (7 * 10 + 7 + 7 * 20 + 7 + 7 * 20 + 7)  # a rank's shards, as long as the longest
-    assert f"forward moves {units.size(3 * 2 * padded)}: " in text
-    assert re.search(rf"reduce-scatter .*, {units.size(3 * 2 * padded)}\n", text)
+    assert found.work["flops"]["forward"] == ddp.work["flops"]["forward"]
+    assert {"all-gather", "backward all-gather", "reduce-scatter"} < set(found.phases)
+    text = report.summary(found, width=120, full=True)
+    assert "52% of block1, 484 B of 924 B" in text  # 11 of 21 rows
+    padded = 4 * (11 * 10 + 11 + 11 * 21 + 11 + 10 * 21 + 10)  # a rank's shards, as long as the longest
+    assert f"forward moves {units.size(2 * padded)}: " in text
+    assert re.search(rf"reduce-scatter .*, {units.size(2 * padded)}\n", text)
 
 
 def test_blocks_that_the_model_does_not_have_are_refused() -> None:
@@ -67,37 +56,32 @@ def test_blocks_that_the_model_does_not_have_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("gradients", "optimizer"), [("--sparse", ("adam", *ACCUMULATED)), ("--dense", ("sgd",))]
+    "options", [{"sparse": True, "optimizer": "adam", **ACCUMULATED}, {"sparse": False, "optimizer": "sgd"}]
 )
-def test_replicated_tables_are_all_reduced(gradients: str, optimizer: tuple[str, ...]) -> None:
-    found = record(torchrun(3, "hybrid", gradients, "--optimizer", *optimizer, "--batch-size", "10", *SHORT))
-    assert found["verification"]["gradient_error"] < 1e-12
-    (table, *state) = (row for row in found["device_map"] if row["module"] == "embedding")
+def test_replicated_tables_are_all_reduced(options: dict[str, Any]) -> None:
+    (found,) = records(2, {"strategy": "hybrid"} | SHORT | options)
+    assert found.verification["gradient_error"] < 1e-12
+    (table, *state) = (row for row in found.device_map if row["module"] == "embedding")
     assert [row["parameter"] for row in state] == ["weight: exp_avg", "weight: exp_avg_sq"] * len(state[:1])
-    assert all((row["kind"], len(row["replicas"])) == ("optimizer", 2) for row in state)
-    assert (table["shape"], len(table["replicas"])) == ([1000, 10], 2)
-    assert "allreduce_tables" in found["phases"]
+    assert all((row["kind"], len(row["replicas"])) == ("optimizer", 1) for row in state)
+    assert (table["shape"], len(table["replicas"])) == ([1000, 10], 1)
+    assert "allreduce_tables" in found.phases
 
 
 def test_tables_are_sharded_by_rows() -> None:
-    words = ("--shard-embedding", "--sparse", "--model", "embedding:rows=70001,dim=16")
-    optimizer = ("--optimizer", "adagrad", *ACCUMULATED)
-    found = record(torchrun(4, "hybrid", *words, *optimizer, "--batch-size", "10", *SHORT))
-    assert found["verification"]["output_error"] < 1e-12
-    assert found["verification"]["gradient_error"] < 1e-12
-    tables = [row for row in found["device_map"] if row["module"] == "embedding"]
-    assert [
-        (row["rank"], row["placement"], row["bytes"]) for row in tables if row["kind"] == "parameter"
-    ] == [
-        (0, "rows 0 to 17500", 17501 * 64),
-        (1, "rows 17501 to 35001", 17501 * 64),
-        (2, "rows 35002 to 52502", 17501 * 64),
-        (3, "rows 52503 to 70000", 17498 * 64),
+    options = {"shard_embedding": True, "sparse": True, "model": "embedding:rows=70001,dim=16"}
+    (found,) = records(2, {"strategy": "hybrid", "optimizer": "adagrad"} | options | ACCUMULATED | SHORT)
+    assert max(found.verification["output_error"], found.verification["gradient_error"]) < 1e-12
+    tables = [row for row in found.device_map if row["module"] == "embedding"]
+    parameters = [row for row in tables if row["kind"] == "parameter"]
+    assert [(row["rank"], row["placement"], row["bytes"]) for row in parameters] == [
+        (0, "rows 0 to 35000", 35001 * 64),
+        (1, "rows 35001 to 70000", 35000 * 64),
     ]
-    assert "embedding was compared in" in found["verification"]["note"]
+    assert "embedding was compared in" in found.verification["note"]
     sums = [row for row in tables if row["kind"] == "optimizer"]
     assert [(row["rank"], row["shape"], row["bytes"]) for row in sums] == [
-        (rank, [70001, 16], 64 * rows) for rank, rows in enumerate((17501, 17501, 17501, 17498))
+        (rank, [70001, 16], 64 * rows) for rank, rows in enumerate((35001, 35000))
     ]
 
 
@@ -138,9 +122,9 @@ class Tied(nn.Module):
 
 def test_tied_weights_are_sharded_as_one(tmp_path: Path) -> None:
     (tmp_path / "tied.py").write_text(TIED)
-    found = record(run("fsdp", "--model", f"{tmp_path}/tied.py:Tied", "--devices", "2", *SHORT))
-    assert found["verification"]["passed"] is True
-    assert {row["module"]: row["local_shape"] for row in found["device_map"] if row["rank"] == 0} == {
+    (found,) = records(2, SHORT | {"strategy": "fsdp", "model": f"{tmp_path}/tied.py:Tied"})
+    assert found.verification["passed"] is True
+    assert {row["module"]: row["local_shape"] for row in found.device_map if row["rank"] == 0} == {
         "embedding": [25, 8],
         "body": [4],
     }
@@ -164,8 +148,9 @@ def verified(group: ProcessGroup, case: str) -> list[Any]:
     return [result.passed, max(result.worst["outputs"].error, result.worst["gradients"].error) < 1e-12]
 
 
-def test_every_model_computes_in_two_ranks_what_it_computes_on_one_device() -> None:
-    """Two ranks of 4 rows and 3, started once for all models."""
-    cases = [f"verified:{strategy} {model}" for strategy in ("ddp", "fsdp") for model in MODELS]
-    for case, by_rank in in_ranks(2, __file__, *cases).items():
-        assert by_rank == [[True, True]] * 2, case
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize("model", MODELS)
+def test_every_model_computes_in_two_ranks_what_it_computes_on_one_device(model: str, strategy: str) -> None:
+    """Two ranks of 4 rows and 3."""
+    (by_rank,) = in_ranks(2, __file__, f"verified:{strategy} {model}").values()
+    assert by_rank == [[True, True]] * 2
