@@ -1,124 +1,182 @@
-"""Judge known bugs: does dpexp find each, by which comparison, and name its module? And does it pass once mended?
+"""Judge known bugs: does dpexp find each, and name its module or its cause? And is the fixed one verified?
 
-python experiments/known_bugs/judge.py                    # all; writes the verdicts and README's table
-python experiments/known_bugs/judge.py nanogpt_30         # this one; prints what verification says
+python experiments/known_bugs/judge.py                    # every bug that has no row with the installed versions
+python experiments/known_bugs/judge.py nanogpt_30 --again
 """
 
 import json
-import os
 import re
 import sys
-import tempfile
-from collections.abc import Callable
-from importlib import import_module, metadata
+from collections.abc import Iterator, Sequence
+from functools import partial
+from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-sys.path[0] = str(ROOT)  # not this folder: its files are imported by their full names
+sys.path[:1] = [str(ROOT), str(HERE), str(ROOT / "experiments" / "public_layouts" / "layouts")]
 
-import typer
+from known import Bug
 
-from experiments import forked_ranks
-from experiments.known_bugs import tables
-from experiments.known_bugs.catalogue import BUGS, Bug, bugs
+from experiments import harness
+from experiments.harness import Row, markdown
 
-LAYOUTS = ROOT / "experiments" / "public_layouts" / "layouts"
-PATIENCE_S = 150.0
-"""A proof that takes longer is killed."""
+FILES = ("loops", "pytorch_bugs", "transformers_bugs", "torchtitan_bugs")
+SIDES = ("wrong", "fixed")
+FOUND, VERIFIED = "found", "verified"
+COLUMNS = ("link", "what", "run", "over", "verdict", "by", "module", "named", "error", "limit", "message")
+LONGEST = 600
+"""So much of a message is kept."""
 
-ROWS = (6, 5)
-PRELOADED = ("torch", "torch._dynamo", "torch.distributed.fsdp", "torchtitan", "transformers", "dpexp")
-SIDES = ("wrong", "mended")
 KIND = re.compile(r"step \d+ \(\d+ rows\): (\w+)|after step \d+: (\w+)")
 """What a message says first: the kind of tensors that differ."""
+NAMED = (
+    r"the first output in forward order that differs is of (?:the wrapper around )?(?:module '([^']*)'|the model)",
+    r"the first gradient in backward order that differs is of parameter '([^']*)\.[^.']*'",
+    r"after step \d+: (?:parameters|optimizer) \(([^)]*)\.[^.)]*\)",
+    r": buffers \(([^)]*)\.[^.)]*\)",
+)
+"""Where a message names a module, the first that it does."""
 
 
-def main(
-    names: Annotated[list[str] | None, typer.Argument(help="Known bugs; all of them without one.")] = None,
-) -> None:
-    """Prove known bugs and what they are once mended, and write their verdicts."""
-    os.environ |= forked_ranks.ENVIRONMENT | {"PYTHONWARNINGS": "ignore", "TORCH_CPP_LOG_LEVEL": "ERROR"}
-    for name in PRELOADED:
-        import_module(name)
-    found = [bug for bug in bugs() if not names or bug.name in names]
-    for bug in found:
-        rows = [verdict(bug, side) for side in SIDES]
-        tables.keep(rows)
-        for row in rows:
-            print(f"{bug.name}, {row['side']}: {row['message'] or 'proven'}\n", flush=True)
-    tables.write()
+def cases() -> Iterator[harness.Case]:
+    """Both sides of every bug of the installed packages."""
+    for file in FILES:
+        try:
+            found = {name: each for name, each in vars(import_module(file)).items() if isinstance(each, Bug)}
+        except ModuleNotFoundError as error:
+            print(f"{file}: left out, since {error.name} is not installed", file=sys.stderr)
+            continue
+        for name, bug in found.items():
+            packages = ("torch",) if bug.package == "pytorch" else ("torch", bug.package)
+            for side in SIDES:
+                run, row = partial(judge, bug, side == "wrong"), partial(row_of, bug)
+                yield harness.Case(f"{name}/{side}", bug.ranks, packages, run, row)
 
 
-def verdict(bug: Bug, side: str) -> dict[str, Any]:
-    """What verification says of one side of a bug."""
-    with tempfile.TemporaryDirectory() as folder:
-        home = Path(folder)
-        forked_ranks.run(bug.ranks, lambda: prove(bug, side, home), home, PATIENCE_S)
-        written = home / "said"
-        said = json.loads(written.read_text()) if written.exists() else {}
-        if not said:
-            said = {
-                "ended": "died",
-                "message": "\n".join(
-                    (home / f"printed-{rank}").read_text()[-700:] for rank in range(bug.ranks)
-                ),
-            }
-    found = KIND.search(said["message"])
-    by = next(filter(None, found.groups())) if found and said["ended"] == "VerificationError" else ""
-    row = {"bug": bug.name, "side": side, **said, "by": by, "named": tables.named_module(said["message"])}
-    return row | {"packages": {name: metadata.version(name) for name in ("torch", *bug.packages)}}
-
-
-def prove(bug: Bug, side: str, home: Path) -> None:
-    """Prove one side of a bug as a rank, or alone, and write what was said."""
+def judge(bug: Bug, is_wrong: bool, home: Path) -> None:
+    """Prove or watch one side of a bug as a rank, or alone, and write what was said."""
     import torch
     from torch import distributed
+
+    from dpexp.verification.result import VerificationError
+
+    torch.set_num_threads(1)
+    if bug.ranks:
+        distributed.init_process_group("gloo")
+    try:
+        result = watched(bug, is_wrong) if bug.proof is None else proved(bug, is_wrong)
+        said = {"verdict": VERIFIED, "message": "", **result}
+    except VerificationError as error:
+        said = {"verdict": FOUND, "message": str(error)}
+    if not bug.ranks or distributed.get_rank() == 0:
+        (home / "said").write_text(json.dumps(said), encoding="utf-8")
+
+
+def proved(bug: Bug, is_wrong: bool) -> Row:
+    """The errors of a layout. Raises VerificationError."""
+    import torch
     from torch.distributed.device_mesh import init_device_mesh
 
     import dpexp
-    from dpexp.verification.result import VerificationError
 
-    sys.path[:0] = [str(HERE), str(BUGS), str(LAYOUTS / bug.package)]
-    torch.set_num_threads(1)
-    where: dict[str, Any] = {}
-    if bug.sizes:
-        distributed.init_process_group("gloo")
-        where = {"mesh": init_device_mesh("cpu", tuple(bug.sizes.values()), mesh_dim_names=tuple(bug.sizes))}
-    module = import_module(bug.name)
+    mesh = init_device_mesh("cpu", tuple(bug.sizes.values()), mesh_dim_names=tuple(bug.sizes))
     torch.manual_seed(0)
-    model = module.model()
-    batches, loss = batches_of(module, model)
-    try:
-        result = dpexp.prove(model, getattr(module, side), batches, loss, **where)
-        said = {"ended": "proven", "message": "", **largest(result)}
-    except VerificationError as error:
-        said = {"ended": "VerificationError", "message": str(error)}
-    if not bug.sizes or distributed.get_rank() == 0:
-        (home / "said").write_text(json.dumps(said))
+    model = bug.model()
+    batches, loss = bug.proof(model)
+    result = dpexp.prove(
+        model, lambda model, mesh: bug.function(model, mesh, is_wrong), batches, loss, mesh=mesh
+    )
+    error = result.largest.error if result.largest else 0.0
+    return {"error": f"{error:.2g}", "limit": f"{result.tolerance:.2g}"}
 
 
-def largest(result: Any) -> dict[str, Any]:
-    """The largest error of a proof, and the tolerance."""
-    return {"error": result.largest.error if result.largest else 0.0, "tolerance": result.tolerance}
+def watched(bug: Bug, is_wrong: bool) -> Row:
+    """The end of a loop. Raises VerificationError."""
+    bug.function(is_wrong).verdict()
+    return {}
 
 
-def batches_of(module: Any, model: Any) -> tuple[list[tuple[Any, Any]], Callable[..., Any] | None]:
-    """The batches of a bug: its own, or those of the model that it takes from public_layouts; and their loss."""
-    import torch
+def row_of(bug: Bug, home: Path, ended: str) -> Row:
+    """The row of one side."""
+    written = home / "said"
+    said = json.loads(written.read_text()) if written.exists() else {"verdict": "died", "message": ended}
+    kind = KIND.search(said["message"])
+    message = " ".join(said["message"].replace(f"{ROOT}/", "").split())
+    facts = {
+        "link": bug.link,
+        "what": bug.what,
+        "run": bug.run,
+        "over": bug.mesh or (f"{bug.ranks} ranks" if bug.ranks else "one process"),
+        "module": bug.module,
+        "by": next(filter(None, kind.groups()), "") if kind else "",
+        "named": named_module(said["message"]),
+    }
+    return facts | said | {"message": message if len(message) <= LONGEST else f"{message[:LONGEST]}…"}
 
-    if hasattr(module, "batches"):
-        return module.batches(), None
-    package = sys.modules.get("models")
-    if package is None:
-        return [(torch.randn(rows, 6), torch.randn(rows, 8)) for rows in ROWS], None
-    if hasattr(model, "example"):
-        return [model.example(rows, torch.Generator().manual_seed(rows)) for rows in ROWS], package.loss
-    return [package.tokens(rows) for rows in (8, 4)], package.loss
+
+def named_module(message: str) -> str:
+    """The module that a message names; empty for none, and for the model itself."""
+    found = [match for pattern in NAMED if (match := re.search(pattern, message))]
+    return (min(found, key=lambda match: match.start())[1] or "") if found else ""
+
+
+# --- results.md ----------------------------------------------------------------------------------
+
+
+def rendered(rows: Sequence[Row]) -> str:
+    """results.md."""
+    by_case = {row["case"]: row for row in rows}
+    wrong = {name.rpartition("/")[0]: row for name, row in by_case.items() if name.endswith("/wrong")}
+    pairs = {
+        name: (row, by_case[f"{name}/fixed"]) for name, row in wrong.items() if f"{name}/fixed" in by_case
+    }
+    layouts = {name: pair for name, pair in pairs.items() if pair[0]["module"]}
+    loops = {name: pair for name, pair in pairs.items() if name not in layouts}
+    found = sum(row["verdict"] == FOUND for row, _ in pairs.values())
+    named = sum(row["named"] == row["module"] for row, _ in layouts.values())
+    verified = sum(fixed["verdict"] == VERIFIED for _, fixed in pairs.values())
+    titles = ("bug", "what is wrong", "run")
+    parts = [
+        "# Verdicts",
+        "Made from [results.csv](results.csv) by judge.py.",
+        f"**Of {len(pairs)} known bugs, {len(layouts)} of layouts and {len(loops)} of loops, {found} are found; "
+        f"of {named} of the layouts the right module is named. {verified} of {len(pairs)} are verified once fixed.**",
+        "## Loops",
+        markdown(
+            (*titles, "what dpexp says", "fixed"), [_of_loop(name, *pair) for name, pair in loops.items()]
+        ),
+        "## Layouts",
+        markdown(
+            (*titles, "found by", "module", "named", "fixed"),
+            [_of_layout(name, *pair) for name, pair in layouts.items()],
+        ),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _of_loop(name: str, wrong: Row, fixed: Row) -> tuple[str, ...]:
+    message = wrong["message"].partition("single device computes: ")[2]
+    said = message.replace("|", "\\|") if wrong["verdict"] == FOUND else f"**{wrong['verdict']}**"
+    return (*_common(name, wrong), said, _fixed(fixed))
+
+
+def _of_layout(name: str, wrong: Row, fixed: Row) -> tuple[str, ...]:
+    by = wrong["by"] if wrong["verdict"] == FOUND else f"**{wrong['verdict']}**"
+    is_named = (
+        "yes" if wrong["named"] == wrong["module"] else f"`{wrong['named']}`" if wrong["named"] else "no"
+    )
+    return (*_common(name, wrong), by, f"`{wrong['module']}`", is_named, _fixed(fixed))
+
+
+def _common(name: str, row: Row) -> tuple[str, str, str]:
+    link = f"[{row['link']}](https://github.com/{row['link']})"
+    return f"{name}: {link}", row["what"], f"{row['run']}, {row['over']}"
+
+
+def _fixed(row: Row) -> str:
+    return ", ".join(filter(None, (row["verdict"], row["error"]))) if row["verdict"] == VERIFIED else "**no**"
 
 
 if __name__ == "__main__":
-    app = typer.Typer(pretty_exceptions_enable=False)
-    app.command()(main)
-    app()
+    harness.main(HERE, COLUMNS, cases, rendered)
