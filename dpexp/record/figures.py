@@ -1,7 +1,7 @@
 """The figures: every number that is computed from a Record, its unit and rounding, and where it is shown.
 
 Terminal, MLflow, comparisons, lists, experiments and the ``summary`` of a Record read them, side by side in
-this order: a new figure is one entry. docs/definitions.md says what they mean, docs/extending.md adds one.
+this order: a new figure is one entry. docs/comparing.md says what they mean, CONTRIBUTING.md adds one.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Steps: the measured steps of one batch size, and the statistics of samples that all figures use.
 
 The last batch of an epoch is smaller, so that the steps of a run mix two batch sizes. The step time and the
-rate are those of the most frequent size. docs/definitions.md says what a step is.
+rate are those of the most frequent size. docs/comparing.md says what a step is.
 """
 
 from __future__ import annotations

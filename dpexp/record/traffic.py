@@ -1,6 +1,6 @@
 """Traffic: the bytes that a training step moves between devices, forward and backward.
 
-What counts is defined in docs/definitions.md: payload that leaves one device for another. Between the devices
+What counts is defined in docs/comparing.md: payload that leaves one device for another. Between the devices
 of a process these are copies, of bytes that the run observed; what ranks send each other was counted in a
 step. Both are known of a Record that has these bytes::
 

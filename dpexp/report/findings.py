@@ -6,7 +6,7 @@ A finding is a function with one decorator, which has its name and what it needs
     def long_warm_up(view: RecordView) -> Found:
         '''What it finds, in a sentence.'''
 
-Reports have findings in the order of this file; docs/strategies.md lists them in the same order.
+Reports have findings in the order of this file; docs/layouts.md lists them in the same order.
 """
 
 from __future__ import annotations

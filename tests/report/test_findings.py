@@ -49,7 +49,7 @@ def test_a_busy_balanced_steady_run_has_no_findings() -> None:
 
 
 def test_every_finding_is_documented_in_the_order_of_reports() -> None:
-    page = (ROOT / "docs" / "strategies.md").read_text()
+    page = (ROOT / "docs" / "layouts.md").read_text()
     table = page[page.index("| finding | raised when | try |") :].split("\n\n")[0]
     assert [line.split("|")[1].strip() for line in table.splitlines()[2:]] == [*FINDINGS]
     record = whole(8, phases=COPYING, replica_share=0.1, execution="passthrough")

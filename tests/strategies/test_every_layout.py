@@ -1,10 +1,7 @@
-"""Every model under every strategy, over three devices, computes what it computes on one.
+"""Every model under every strategy, over three devices, computes what it computes on one."""
 
-A test compares the table of docs/strategies.md with them, and prints the right one where they differ.
-"""
-
-import functools
 import runpy
+from typing import Any
 
 import pytest
 from command_lines import ROOT
@@ -22,7 +19,6 @@ PARTS: dict[str, tuple[str, str]] = runpy.run_path(str(CONFIG))["PARTS"]
 """By model, the submodule that ``block`` and ``place`` name, and the one ``hybrid`` leaves on the host."""
 
 LAYOUTS = ("single", "whole", "block", "functional", "hybrid", "place")
-PAGE = ROOT / "docs" / "strategies.md"
 OTHER_DATA = [
     ("cnn", "digits"),
     ("capsnet", "digits"),
@@ -36,19 +32,15 @@ OTHER_DATA = [
 ]
 
 
-def option(strategy: str, model: str) -> tuple[str, str] | None:
-    """The name and value of the option that names a part of this model for the strategy."""
-    block, host = PARTS[model]
-    return {"block": ("block", block), "hybrid": ("host", host), "place": ("place", f"{block}=cpu:1")}.get(
-        strategy
-    )
-
-
-@functools.cache
 def verdict(strategy: str, model: str, data: str = "random") -> str:
     """``verified``, or the reason why not."""
-    given = option(strategy, model)
-    options = {given[0]: (given[1],)} if given else {}
+    block, host = PARTS[model]
+    parts = {
+        "block": {"block": (block,)},
+        "hybrid": {"host": (host,)},
+        "place": {"place": (f"{block}=cpu:1",)},
+    }
+    options: dict[str, Any] = dict(parts.get(strategy, {}))
     config = {"strategy": strategy, "model": model, "data": data, "virtual": 1 if strategy == "single" else 3}
     try:
         prepared = prepare(RunConfig.from_dict(config | options))
@@ -56,18 +48,6 @@ def verdict(strategy: str, model: str, data: str = "random") -> str:
         return f"no: {error}"
     result = verify(prepared)
     return "verified" if result.passed else f"no: {result}"
-
-
-def table() -> str:
-    """The page's table: the verdict on every model under every strategy, with the option for its part."""
-    rows = [["model", *LAYOUTS], ["---"] * (len(LAYOUTS) + 1)]
-    for model in MODELS:
-        cells = []
-        for strategy in LAYOUTS:
-            given = option(strategy, model)
-            cells.append(verdict(strategy, model) + (f", `--{given[0]} {given[1]}`" if given else ""))
-        rows.append([f"`{model}`", *cells])
-    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
 
 
 def test_parts_of_every_model_are_named() -> None:
@@ -85,12 +65,3 @@ def test_every_model_verifies_under_every_strategy(model: str, strategy: str) ->
 @pytest.mark.parametrize(("model", "data"), OTHER_DATA)
 def test_every_source_verifies_with_the_models_that_take_it(model: str, data: str, strategy: str) -> None:
     assert verdict(strategy, model, data) == "verified"
-
-
-def test_docs_have_this_table() -> None:
-    _, _, rest = PAGE.read_text().partition("<!-- models -->\n")
-    found, mark, _ = rest.partition("\n<!-- /models -->")
-    assert mark, f"{PAGE} has no table between <!-- models --> and <!-- /models -->"
-    assert found == table(), (
-        f"{PAGE} needs this table between <!-- models --> and <!-- /models -->:\n{table()}"
-    )
