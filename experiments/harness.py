@@ -162,21 +162,28 @@ def in_ranks(ranks: int, call: Callable[[], None], folder: Path, patience_s: flo
     Forks have what this process has imported. With no ranks there is one process without an environment of ranks.
     What rank N prints is in ``printed-N`` of the folder.
     """
-    world = {"WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "MASTER_PORT": free_port()}
-    worlds = [world | {"RANK": rank, "LOCAL_RANK": rank} for rank in range(ranks)] or [{}]
-    children = [_started(call, each, folder) for each in worlds]
+    children = [_started(call, each, folder) for each in environments(ranks)]
     return _wait_for(children, patience_s)
 
 
-def _started(call: Callable[[], None], world: dict[str, int], folder: Path) -> int:
+def environments(ranks: int) -> list[dict[str, str]]:
+    """What the environment of each rank has beside that of this process; one for a process without ranks."""
+    world = {"WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "MASTER_PORT": free_port()}
+    worlds = [world | {"RANK": rank, "LOCAL_RANK": rank} for rank in range(ranks)] or [{}]
+    return [ENVIRONMENT | {name: str(value) for name, value in each.items()} for each in worlds]
+
+
+def _started(call: Callable[[], None], environment: dict[str, str], folder: Path) -> int:
     child = os.fork()
     if child:
         return child
     try:
-        printed = os.open(folder / f"printed-{world.get('RANK', 0)}", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+        printed = os.open(
+            folder / f"printed-{environment.get('RANK', 0)}", os.O_CREAT | os.O_WRONLY | os.O_APPEND
+        )
         os.dup2(printed, 1)
         os.dup2(printed, 2)
-        os.environ |= ENVIRONMENT | {name: str(value) for name, value in world.items()}
+        os.environ |= environment
         call()
     except BaseException:
         traceback.print_exc()

@@ -4,7 +4,7 @@ The program prints a Record. The table has ROWS rows, a multiple of 1000; DENSE 
 with the same weights and train on the same batches with SGD, in float32, with one thread:
 
     way            table     dense part   gradient of the table
-    tutorial       host      device       dense    PyTorch's tutorial, its class mended
+    tutorial       host      device       dense    PyTorch's tutorial, its class fixed
     dense          device    device       dense    plain PyTorch
     sparse         device    device       sparse   plain PyTorch
     accelerate     host      device       sparse   Accelerate's device map; left out where it is not installed

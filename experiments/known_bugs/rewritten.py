@@ -1,4 +1,4 @@
-"""Change lines of a released function: take a mended line out again, or put one in that a release lacks."""
+"""Change lines of a released function: take out the line that fixed a bug, or put one in that a release lacks."""
 
 import inspect
 import sys

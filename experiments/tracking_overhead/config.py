@@ -9,10 +9,7 @@ STEPS = 300
 RUNS = {}
 PROGRAMS = {
     **{way: ("ways.py", way, str(STEPS)) for way in ("single", "bare", "recorded")},
-    **{
-        way: ("ways.py", way, str(STEPS // 3))
-        for way in ("mlflow", "mlflow-async", "accelerate", "lightning")
-    },
+    **{way: ("ways.py", way, str(STEPS // 3)) for way in ("mlflow", "accelerate", "lightning")},
 }
 REPEATS = 5
 
@@ -44,14 +41,6 @@ CLAIMS = [
         )
         for way in ("mlflow", "accelerate", "lightning")
     ),
-    Claim(
-        "A step of mlflow-async takes at least 3 times one of the recorded loop.",
-        "step_ms",
-        "mlflow-async",
-        ">=",
-        3.0,
-        "recorded",
-    ),
 ]
 
 ANSWER = (
@@ -67,7 +56,6 @@ FIGURE = Bars(
         "bare": "nothing recorded",
         "recorded": "dpexp",
         "mlflow": "mlflow.log_metric",
-        "mlflow-async": "the same, asynchronous",
         "accelerate": "Accelerate",
         "lightning": "Lightning",
     },

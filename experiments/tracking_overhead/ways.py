@@ -16,6 +16,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import chdir, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +36,16 @@ to the disk at the end of a round, and every half second in it."""
 Step = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
+def samples_of_all() -> tuple[torch.Tensor, torch.Tensor]:
+    """The inputs (100, 5) and targets (100, 2)."""
+    rng = torch.Generator().manual_seed(0)
+    return torch.randn(100, 5, generator=rng), torch.randn(100, 2, generator=rng)
+
+
 def batches(steps: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """The batches of 30, 30, 30 and 10 of 100 samples, in a new order each epoch."""
     rng = torch.Generator().manual_seed(0)
-    x, y = torch.randn(100, 5, generator=rng), torch.randn(100, 2, generator=rng)
+    x, y = samples_of_all()
     done = 0
     while True:
         order = torch.randperm(100, generator=rng)
@@ -105,39 +112,30 @@ def recorded(steps: int) -> tuple[list[float], list[float]]:
     Returns milliseconds per step, and their ratio to the bare loop's. The two alternate, so that other load on
     the machine slows both.
     """
-    from dpexp.config.run_config import RunConfig
-    from dpexp.distributed.signals import SignalHandler
-    from dpexp.engine.observations import Observations, run_facts
+    import dpexp
     from dpexp.engine.passes import Measurement
-    from dpexp.engine.prepare import prepare
-    from dpexp.engine.progress import ProgressBar
-    from dpexp.record.journal import Journal
-    from dpexp.timing import Timer
 
     open_terminal()
     steps *= ROUND_FACTOR
-    prepared = prepare(RunConfig("single", devices="cpu", steps=steps, threads=1))
-    bare_step, samples, ratios = bare_trainer(), [], []
-    with (
-        tempfile.TemporaryDirectory() as scratch,
-        ProgressBar() as bar,
-        Journal(Path(scratch) / "runs", "overhead") as journal,
-    ):
-        journal.set(run_facts(prepared))
-        placed = prepared.strategy.place(prepared.model, prepared.selection.used, Timer(()))
-        observations = Observations(prepared, placed)
+    bare_step, time_steps, samples, ratios = bare_trainer(), Measurement.time_steps, [], []
+
+    def in_turn(measurement: Measurement) -> None:
+        before = time.perf_counter()
+        for x, y in batches(steps):
+            bare_step(x, y)
+        start = time.perf_counter()
+        time_steps(measurement)
+        end = time.perf_counter()
+        samples.append(1000 * (end - start) / steps)
+        ratios.append((end - start) / (start - before))
+
+    Measurement.time_steps = in_turn
+    with tempfile.TemporaryDirectory() as home:
+        os.environ["DPEXP_HOME"] = home
         for _ in range(ROUNDS):
-            trainer = prepared.trainer(placed)
-            measurement = Measurement(prepared, trainer, journal, bar, observations, SignalHandler())
-            measurement.warm_up()
-            before = time.perf_counter()
-            for x, y in batches(steps):
-                bare_step(x, y)
-            start = time.perf_counter()
-            measurement.time_steps()
-            end = time.perf_counter()
-            samples.append(1000 * (end - start) / steps)
-            ratios.append((end - start) / (start - before))
+            dpexp.run(
+                "single", devices="cpu", steps=steps, threads=1, phase_steps=0, check=False, track=False
+            )
     return samples, ratios
 
 
@@ -154,27 +152,20 @@ def open_terminal() -> None:
     threading.Thread(target=read, daemon=True).start()
 
 
-def mlflow(steps: int, *, synchronous: bool = True) -> list[float]:
+def mlflow(steps: int) -> list[float]:
     """mlflow.log_metric each step."""
     import mlflow as library
 
     step = bare_trainer()
 
     def recorded_step(number: int, x: torch.Tensor, y: torch.Tensor) -> None:
-        library.log_metric("loss", step(x, y).item(), step=number, synchronous=synchronous)
+        library.log_metric("loss", step(x, y).item(), step=number)
 
     with store() as uri:
         library.set_tracking_uri(uri)
         library.set_experiment("overhead")
         with library.start_run():
-            samples = timed(steps, recorded_step)
-        library.flush_async_logging()
-    return samples
-
-
-def mlflow_async(steps: int) -> list[float]:
-    """The same, logged in the background."""
-    return mlflow(steps, synchronous=False)
+            return timed(steps, recorded_step)
 
 
 def accelerate(steps: int) -> list[float]:
@@ -229,10 +220,7 @@ def lightning(steps: int) -> list[float]:
         def on_train_batch_end(self, *_: object) -> None:
             self.ends.append(time.perf_counter())
 
-    rng = torch.Generator().manual_seed(0)
-    data = torch.utils.data.TensorDataset(
-        torch.randn(100, 5, generator=rng), torch.randn(100, 2, generator=rng)
-    )
+    data = torch.utils.data.TensorDataset(*samples_of_all())
     clock = Clock()
     with store() as uri, tempfile.TemporaryDirectory() as scratch:
         trainer = library.Trainer(
@@ -245,18 +233,12 @@ def lightning(steps: int) -> list[float]:
     return [1000 * (b - a) / STRETCH for a, b in zip(ends[::STRETCH], ends[STRETCH::STRETCH], strict=False)]
 
 
-class store:
+@contextmanager
+def store() -> Iterator[str]:
     """A new MLflow store of SQLite in a temporary folder; the value is its address."""
-
-    def __enter__(self) -> str:
-        os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
-        self.scratch = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
-        os.chdir(self.scratch.name)
-        return f"sqlite:///{self.scratch.name}/mlflow.db"
-
-    def __exit__(self, *_: object) -> None:
-        os.chdir("/")
-        self.scratch.cleanup()
+    os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as scratch, chdir(scratch):
+        yield f"sqlite:///{scratch}/mlflow.db"
 
 
 def whole_process_s(way: str, steps: int) -> float:
@@ -267,14 +249,7 @@ def whole_process_s(way: str, steps: int) -> float:
     return time.perf_counter() - start
 
 
-WAYS = {
-    "bare": bare,
-    "recorded": recorded,
-    "mlflow": mlflow,
-    "mlflow-async": mlflow_async,
-    "accelerate": accelerate,
-    "lightning": lightning,
-}
+WAYS = {way.__name__: way for way in (bare, recorded, mlflow, accelerate, lightning)}
 
 
 def single(steps: int) -> None:
@@ -282,16 +257,8 @@ def single(steps: int) -> None:
 
     A run before it makes the store.
     """
-    command = [
-        sys.executable,
-        str(ROOT / "scripts" / "run.py"),
-        "single",
-        "--devices",
-        "cpu",
-        "--threads",
-        "1",
-    ]
-    command += ["--track-timeout", "60", "--json"]
+    options = ["--devices", "cpu", "--threads", "1", "--track-timeout", "60", "--json"]
+    command = [sys.executable, str(ROOT / "scripts" / "run.py"), "single", *options]
     with tempfile.TemporaryDirectory() as home:
         environ = os.environ | {"DPEXP_HOME": home}
         subprocess.run([*command, "--steps", "1"], stdout=subprocess.DEVNULL, env=environ, check=True)

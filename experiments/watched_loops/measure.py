@@ -11,7 +11,6 @@ import resource
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from contextlib import nullcontext
 from pathlib import Path
@@ -26,10 +25,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 import dpexp
 from dpexp.verification.result import VerificationError
+from experiments.harness import environments, markdown
 
 README = Path(__file__).with_name("README.md")
 WIDTH, ROWS, STEPS, REPEATS = 1536, 64, 4, 5
-LAYOUTS = {"one process": 1, "DistributedDataParallel": 2, "fully_shard": 2}
+LAYOUTS = {"one process": 0, "DistributedDataParallel": 2, "fully_shard": 2}
 TYPES = ("float32", "bfloat16", "autocast")
 WRONG = (1e-5, 1e-4, 1e-3, 1e-2, 0.03, 0.1, 0.3)
 SEEDS = 10
@@ -65,52 +65,40 @@ def train(layout: str, watched: bool) -> dict[str, float]:
 
 
 def in_ranks(layout: str, watched: bool) -> dict[str, float]:
-    """The same in new processes; that of the first rank."""
-    ranks = LAYOUTS[layout]
-    with tempfile.TemporaryDirectory() as folder:
-        words = [sys.executable, __file__, layout, str(int(watched)), folder]
-        env = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "WORLD_SIZE": str(ranks)}
-        started = [
-            subprocess.Popen(words, env=env | {"RANK": str(rank)}, stdout=subprocess.PIPE, text=True)
-            for rank in range(ranks)
-        ]
-        printed = [each.communicate()[0] for each in started]
-        if any(each.returncode for each in started):
-            raise RuntimeError(f"{layout}: a rank has failed")
-        return json.loads(printed[0].splitlines()[-1])
+    """The same in new processes, whose peak memory is their own; that of the first rank."""
+    words = [sys.executable, __file__, layout, str(int(watched))]
+    started = [
+        subprocess.Popen(words, env=os.environ | each, stdout=subprocess.PIPE, text=True)
+        for each in environments(LAYOUTS[layout])
+    ]
+    printed = [each.communicate()[0] for each in started]
+    if any(each.returncode for each in started):
+        raise RuntimeError(f"{layout}: a rank has failed")
+    return json.loads(printed[0].splitlines()[-1])
 
 
-def rank(layout: str, watched: bool, folder: str) -> None:
+def rank(layout: str, watched: bool) -> None:
     """One rank of ``in_ranks``."""
-    size, number = int(os.environ["WORLD_SIZE"]), int(os.environ["RANK"])
-    if size > 1:
-        store = distributed.FileStore(f"{folder}/store", size)
-        distributed.init_process_group("gloo", store=store, rank=number, world_size=size)
+    torch.set_num_threads(1)
+    if LAYOUTS[layout]:
+        distributed.init_process_group("gloo")
     print(json.dumps(train(layout, watched)), flush=True)
-    if size > 1:
+    if LAYOUTS[layout]:
         distributed.barrier()
         distributed.destroy_process_group()
 
 
-def cost() -> list[str]:
+def cost() -> str:
     """A row for each layout: plain and watched in turn, the ratio of the pairs."""
-    rows = [
-        "| layout | plain step, ms | watched step, ms | ratio | memory, watched over plain |",
-        "|---|---|---|---|---|",
-    ]
+    titles, rows = ("layout", "plain step, ms", "watched step, ms", "ratio", "memory, watched over plain"), []
     for layout, ranks in LAYOUTS.items():
         pairs = [(in_ranks(layout, False), in_ranks(layout, True)) for _ in range(REPEATS)]
         plain, watched = ([each["seconds"] * 1e3 for each in side] for side in zip(*pairs, strict=True))
         ratios = [b / a for a, b in zip(plain, watched, strict=True)]
         memory = [b["megabytes"] / a["megabytes"] for a, b in pairs]
-        cells = [
-            spread(plain, ".0f"),
-            spread(watched, ".0f"),
-            f"**{spread(ratios, '.1f')}**",
-            spread(memory, ".2f"),
-        ]
-        rows.append(f"| {layout}, {ranks} x {ROWS} rows | {' | '.join(cells)} |")
-    return rows
+        name, ratio = f"{layout}, {ranks or 1} x {ROWS} rows", f"**{spread(ratios, '.1f')}**"
+        rows.append((name, spread(plain, ".0f"), spread(watched, ".0f"), ratio, spread(memory, ".2f")))
+    return markdown(titles, rows)
 
 
 def spread(values: list[float], form: str) -> str:
@@ -142,28 +130,25 @@ def is_found(kind: str, wrong: float, seed: int) -> bool:
     return False
 
 
-def smallest() -> list[str]:
+def smallest() -> str:
     """A row for each type: how often each wrong weight was found, and how often a right loop was called wrong."""
-    rows = [
-        f"| type | right | {' | '.join(f'{wrong:g}' for wrong in WRONG)} |",
-        f"|---|---{'|---' * len(WRONG)}|",
-    ]
+    rows = []
     for kind in TYPES:
         found = [sum(is_found(kind, wrong, seed) for seed in range(SEEDS)) for wrong in (0.0, *WRONG)]
-        rows.append(f"| {kind} | {' | '.join(f'{each} of {SEEDS}' for each in found)} |")
-    return rows
+        rows.append((kind, *(f"{each} of {SEEDS}" for each in found)))
+    return markdown(("type", "right", *(f"{wrong:g}" for wrong in WRONG)), rows)
 
 
-def write(name: str, rows: list[str]) -> None:
-    """Write the rows between the marks of this name in README.md."""
+def write(name: str, table: str) -> None:
+    """Write a table between the marks of this name in README.md."""
     begin, end = f"<!-- begin: {name} -->\n", f"<!-- end: {name} -->"
     before, _, rest = README.read_text().partition(begin)
-    README.write_text(before + begin + "\n".join(rows) + "\n" + end + rest.partition(end)[2])
+    README.write_text(before + begin + table + "\n" + end + rest.partition(end)[2])
 
 
 if __name__ == "__main__":
     if len(sys.argv) > 1:
-        rank(sys.argv[1], sys.argv[2] == "1", sys.argv[3])
+        rank(sys.argv[1], sys.argv[2] == "1")
     else:
         torch.set_num_threads(1)
         write("smallest", smallest())
