@@ -25,7 +25,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import cycle, islice, pairwise
 from pathlib import Path
@@ -95,25 +95,28 @@ class TutorialModel(Model):
 
 
 @dataclass
-class Way:
-    """Each ``next`` of ``steps`` trains on one batch and gives its loss. ``parameters`` begin with the table."""
-
-    steps: Generator[Tensor]
-    parameters: list[Tensor]
-
-
-@dataclass(frozen=True)
 class Work:
-    """What all ways do: a model of this size on these batches."""
+    """What all ways do: a model of this size on these batches. ``next`` of a way trains on one and gives its loss."""
 
     rows: int
     hidden: int
     batches: Sequence[Batch]
     device: torch.device
 
-    @property
-    def endless_batches(self) -> Iterator[Batch]:
-        return cycle(self.batches)
+    def plain(self, model: Model, called: nn.Module, ids_on: torch.device) -> Way:
+        """A training loop as a script has it; ``called`` is the model or what wraps it."""
+
+        def steps() -> Generator[Tensor]:
+            optimizer = torch.optim.SGD(model.parameters(), lr=LR)
+            for batch in cycle(self.batches):
+                outputs = called(batch.inputs[0].to(ids_on))
+                loss = functional.cross_entropy(outputs, batch.targets.to(outputs.device))
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                yield loss.detach()
+
+        return steps(), parameters(model)
 
 
 def parameters(model: Model) -> list[Tensor]:
@@ -121,21 +124,8 @@ def parameters(model: Model) -> list[Tensor]:
     return [model.embedding.weight, *model.dense.parameters()]
 
 
-def plain(model: Model, called: nn.Module, ids_on: torch.device, work: Work) -> Way:
-    """A training loop as a script has it; ``called`` is the model or what wraps it."""
-
-    def steps() -> Generator[Tensor]:
-        optimizer = torch.optim.SGD(model.parameters(), lr=LR)
-        for batch in work.endless_batches:
-            outputs = called(batch.inputs[0].to(ids_on))
-            loss = functional.cross_entropy(outputs, batch.targets.to(outputs.device))
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            yield loss.detach()
-
-    return Way(steps(), parameters(model))
-
+Way = tuple[Iterator[Tensor], list[Tensor]]
+"""The steps, and the parameters that they train."""
 
 # --- the ways ------------------------------------------------------------------------------------
 
@@ -143,13 +133,13 @@ def plain(model: Model, called: nn.Module, ids_on: torch.device, work: Work) -> 
 def tutorial(work: Work) -> Way:
     """The tutorial's class."""
     model = TutorialModel(work.rows, work.hidden, work.device)
-    return plain(model, model, devices.HOST, work)
+    return work.plain(model, model, devices.HOST)
 
 
 def dense(work: Work, sparse: bool = False) -> Way:
     """The whole model on the device."""
     model = Model(work.rows, work.hidden, sparse).to(work.device)
-    return plain(model, model, work.device, work)
+    return work.plain(model, model, work.device)
 
 
 def sparse(work: Work) -> Way:
@@ -162,20 +152,19 @@ def accelerate(work: Work) -> Way | None:
     try:
         from accelerate import dispatch_model
     except ImportError:
-        what = "accelerate is not installed, so that its way is left out"
-        print(f"{what}: pip install '.[experiments]'", file=sys.stderr)
+        print("accelerate is left out: pip install '.[experiments]'", file=sys.stderr)
         return None
     model = Model(work.rows, work.hidden, sparse=True)
     device_map = {"embedding": "cpu", "dense": str(work.device)}
     # with another main device it would copy the whole table there in every step
     called = dispatch_model(model, device_map, main_device="cpu", force_hooks=True)
-    return plain(model, called, devices.HOST, work)
+    return work.plain(model, called, devices.HOST)
 
 
 def dataparallel(work: Work) -> Way:
     """PyTorch's DataParallel over all accelerators."""
     model = Model(work.rows, work.hidden).to(work.device)
-    return plain(model, nn.DataParallel(model), work.device, work)
+    return work.plain(model, nn.DataParallel(model), work.device)
 
 
 def emulated(work: Work) -> Way | None:
@@ -186,33 +175,18 @@ def emulated(work: Work) -> Way | None:
         return None
     both = devices.virtual(2)
     model = devices.place(Model(work.rows, work.hidden), both[0])
-    return plain(model, DataParallel(model, both), work.device, work)
+    return work.plain(model, DataParallel(model, both), work.device)
 
 
 def serial(work: Work) -> Way:
     """dpexp's hybrid, a step as a run of it takes it."""
-    from dpexp.timing import Timer
-
-    prepared = hybrid(work.rows, work.hidden)
-    trained = parameters(prepared.model)  # before it is placed
-    placed = prepared.strategy.place(prepared.model, prepared.selection.used, Timer())
-    trainer = prepared.trainer(placed)
-
-    def steps() -> Generator[Tensor]:
-        for batch in work.endless_batches:
-            yield trainer.step(batch).detach()
-
-    return Way(steps(), trained)
-
-
-def hybrid(rows: int, hidden: int):
-    """A prepared run of dpexp, with the model of this file, on one device."""
     from dpexp.config.run_config import RunConfig
     from dpexp.engine.prepare import prepare
+    from dpexp.timing import Timer
 
     config = RunConfig(
         "hybrid",
-        model=f"{__file__}:Model:rows={rows},hidden={hidden}",
+        model=f"{__file__}:Model:rows={work.rows},hidden={work.hidden}",
         data=f"random:samples={IDS}",
         batch_size=IDS,
         lr=LR,
@@ -220,13 +194,21 @@ def hybrid(rows: int, hidden: int):
         options={"sparse": True},
         **({"devices": "1"} if devices.accelerators() else {"virtual": 1}),
     )
-    return prepare(config, one_batch=False)
+    prepared = prepare(config, one_batch=False)
+    trained = parameters(prepared.model)  # before it is placed
+    trainer = prepared.trainer(prepared.strategy.place(prepared.model, prepared.selection.used, Timer()))
+    return (trainer.step(batch).detach() for batch in cycle(work.batches)), trained
 
 
-WAYS: Mapping[str, Callable[[Work], Way | None]] = {
-    way.__name__: way for way in (tutorial, dense, sparse, accelerate, dataparallel, emulated, serial)
-}
-
+WAYS: tuple[Callable[[Work], Way | None], ...] = (
+    tutorial,
+    dense,
+    sparse,
+    accelerate,
+    dataparallel,
+    emulated,
+    serial,
+)
 
 # --- measuring -----------------------------------------------------------------------------------
 
@@ -241,73 +223,48 @@ def work_of(rows: int, hidden: int) -> Work:
     return Work(rows, hidden, batches, next(iter(devices.accelerators()), devices.HOST))
 
 
-@dataclass(frozen=True)
-class FirstSteps:
-    """A way's first losses, its weights after them (rows looked up, then the dense part), the last one's seconds."""
-
-    losses: list[float]
-    weights: list[Tensor]
-    step_s: float
-
-
-def first_steps(way: Way, work: Work) -> FirstSteps:
-    """Train on the first batches."""
+def first_steps(way: Way, work: Work) -> tuple[Tensor, float]:
+    """Train on the first batches: the weights after them (rows looked up, then the dense part), the last one's seconds."""
     ids = torch.cat([batch.inputs[0] for batch in work.batches[:COMPARED]]).unique()
-    losses, step_s = [], 0.0
+    steps, (table, *others) = way
     for _ in range(COMPARED):
         start = time.perf_counter()
-        losses.append(float(next(way.steps)))
+        float(next(steps))
         step_s = time.perf_counter() - start
-    table, *others = (tensor.detach() for tensor in way.parameters)
-    weights = [table.index_select(0, ids.to(table.device)), *others]
-    return FirstSteps(losses, [tensor.cpu().clone() for tensor in weights], step_s)
-
-
-def difference(weights: Sequence[Tensor], others: Sequence[Tensor]) -> float:
-    """The relative norm of the difference, over all tensors together."""
-    one, other = (torch.cat([each.detach().double().flatten() for each in of]) for of in (weights, others))
-    return float((one - other).norm() / other.norm())
+    weights = [table.detach().index_select(0, ids.to(table.device)), *others]
+    return torch.cat([each.detach().cpu().double().flatten() for each in weights]), step_s
 
 
 def timed(way: Way, steps: int, device: torch.device) -> float:
-    """Seconds a step, the mean of several after one that does not count, from idle device to idle device."""
-    next(way.steps)
+    """Milliseconds per step, the mean of several after one that does not count, from idle device to idle device."""
+    next(way[0])
     devices.synchronize([device])
     start = time.perf_counter()
-    for _ in islice(way.steps, steps):
+    for _ in islice(way[0], steps):
         pass
     devices.synchronize([device])
-    return (time.perf_counter() - start) / steps
+    return 1000 * (time.perf_counter() - start) / steps
 
 
-def measure(
-    ways: Mapping[str, Way], steps: Mapping[str, int], device: torch.device
-) -> dict[str, list[float]]:
-    """{way: milliseconds a step, a sample for each turn} of so many steps a turn."""
-    found: dict[str, list[float]] = {name: [] for name in ways}
-    for turn in range(TURNS):
-        for name in list(ways)[:: -1 if turn % 2 else 1]:  # none always follows the same one
-            found[name].append(1000 * timed(ways[name], steps[name], device))
-    return found
-
-
-def figures(rows: int, hidden: int, block_s: float = BLOCK_S) -> dict[str, list[float]]:
+def figures(rows: int, hidden: int) -> dict[str, list[float]]:
     """``metrics`` of the Record: each way's samples in ms, their ratios turn by turn, and the largest difference."""
     work = work_of(rows, hidden)
-    ways = {name: way for name, make in WAYS.items() if (way := make(work)) is not None}
+    ways = {make.__name__: way for make in WAYS if (way := make(work)) is not None}
     first = {name: first_steps(way, work) for name, way in ways.items()}
-    differences = [difference(each.weights, first["dense"].weights) for each in first.values()]
-    steps = {name: min(MOST, max(1, round(block_s / each.step_s))) for name, each in first.items()}
-    time_ms = measure(ways, steps, work.device)
+    expected = first["dense"][0]
+    difference = max(float((weights - expected).norm() / expected.norm()) for weights, _ in first.values())
+    steps = {name: min(MOST, max(1, round(BLOCK_S / step_s))) for name, (_, step_s) in first.items()}
+    time_ms: dict[str, list[float]] = {name: [] for name in ways}
+    for turn in range(TURNS):
+        for name in list(ways)[:: -1 if turn % 2 else 1]:  # none always follows the same one
+            time_ms[name].append(timed(ways[name], steps[name], work.device))
     ratios = {
         f"{one}_over_{other}": [a / b for a, b in zip(time_ms[one], time_ms[other], strict=True)]
         for one, other in RATIOS
         if one in ways and other in ways
     }
     samples = {f"{name}_ms": [round(ms, 6) for ms in times] for name, times in time_ms.items()}
-    for way in ways.values():
-        way.steps.close()
-    return samples | ratios | {"difference": [max(differences)]}
+    return samples | ratios | {"difference": [difference]}
 
 
 def main(rows: int, dense: str) -> None:

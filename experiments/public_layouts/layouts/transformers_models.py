@@ -16,75 +16,44 @@ from torch.nn import functional
 TOKENS, IDS = 8, 64
 """The length of a row, and the size of the vocabulary."""
 
-SIZES: dict[Any, tuple[str, ...]] = {
-    IDS: (
-        *(
-            "vocab_size",
-            "vocab_size_per_layer_input",
-            "codebook_size",
-            "vision_vocab_size",
-            "unpadded_vocab_size",
-        ),
-        *("max_position_embeddings", "original_max_position_embeddings", "position_embedding_size"),
-    ),
-    32: (
-        *("hidden_size", "intermediate_size", "moe_intermediate_size", "shared_expert_intermediate_size"),
-        *("shared_intermediate_size", "expert_ffn_hidden_size", "ffn_hidden_size", "intermediate_size_mlp"),
-        *(
-            "dense_intermediate_size",
-            "moe_shared_expert_intermediate_size",
-            "shared_experts_intermediate_size",
-        ),
-        *(
-            "out_hidden_size",
-            "projector_hidden_size",
-            "moe_hidden_size",
-            "share_expert_dim",
-            "router_hidden_size",
-            "prediction_head_size",
-            "embedding_dim",
-        ),
-    ),
-    16: ("q_lora_rank", "kv_lora_rank", "o_lora_rank", "index_topk", "embedding_rank", "laurel_rank"),
-    8: (
-        *("head_dim", "v_head_dim", "qk_nope_head_dim", "qk_rope_head_dim", "swa_head_dim", "rotary_dim"),
-        *("linear_key_head_dim", "linear_value_head_dim", "linear_head_dim", "index_head_dim", "d_rel"),
-        *("mamba_d_head", "mamba_head_dim", "mamba_d_state", "ssm_state_size", "mamba_dt_rank"),
-        *(
-            "hidden_size_per_layer_input",
-            "hc_lowrank",
-            "mamba_chunk_size",
-            "chunk_size",
-            "query_pre_attn_scalar",
-        ),
-        *("sliding_window", "sliding_window_size", "attention_chunk_size", "block_size", "rel_extent"),
-    ),
-    4: (
-        *("num_attention_heads", "num_heads", "linear_num_value_heads", "linear_num_heads", "index_n_heads"),
-        *("swa_num_attention_heads", "mamba_num_heads", "num_sliding_attention_heads"),
-        *("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts"),
-    ),
-    2: (
-        *("num_key_value_heads", "linear_num_key_heads", "swa_num_key_value_heads", "n_groups", "o_groups"),
-        *(
-            "num_experts_per_tok",
-            "moe_k",
-            "moe_topk",
-            "top_k_experts",
-            "num_hidden_layers",
-            "num_layers",
-            "depth",
-        ),
-    ),
-    1: (
-        *("n_group", "topk_group", "n_shared_experts", "num_shared_experts", "first_k_dense_replace"),
-        *("moe_layer_start_index", "num_dense_layers", "bos_token_id", "pad_token_id"),
-    ),
-    False: ("use_cache",),
+SIZES: dict[Any, str] = {
+    IDS: """
+        vocab_size vocab_size_per_layer_input codebook_size vision_vocab_size unpadded_vocab_size
+        max_position_embeddings original_max_position_embeddings position_embedding_size
+    """,
+    32: """
+        hidden_size intermediate_size moe_intermediate_size shared_expert_intermediate_size
+        shared_intermediate_size expert_ffn_hidden_size ffn_hidden_size intermediate_size_mlp
+        dense_intermediate_size moe_shared_expert_intermediate_size
+        shared_experts_intermediate_size out_hidden_size projector_hidden_size moe_hidden_size
+        share_expert_dim router_hidden_size prediction_head_size embedding_dim
+    """,
+    16: "q_lora_rank kv_lora_rank o_lora_rank index_topk embedding_rank laurel_rank",
+    8: """
+        head_dim v_head_dim qk_nope_head_dim qk_rope_head_dim swa_head_dim rotary_dim
+        linear_key_head_dim linear_value_head_dim linear_head_dim index_head_dim d_rel
+        mamba_d_head mamba_head_dim mamba_d_state ssm_state_size mamba_dt_rank
+        hidden_size_per_layer_input hc_lowrank mamba_chunk_size chunk_size query_pre_attn_scalar
+        sliding_window sliding_window_size attention_chunk_size block_size rel_extent
+    """,
+    4: """
+        num_attention_heads num_heads linear_num_value_heads linear_num_heads index_n_heads
+        swa_num_attention_heads mamba_num_heads num_sliding_attention_heads num_experts
+        n_routed_experts num_local_experts moe_num_experts
+    """,
+    2: """
+        num_key_value_heads linear_num_key_heads swa_num_key_value_heads n_groups o_groups
+        num_experts_per_tok moe_k moe_topk top_k_experts num_hidden_layers num_layers depth
+    """,
+    1: """
+        n_group topk_group n_shared_experts num_shared_experts first_k_dense_replace
+        moe_layer_start_index num_dense_layers bos_token_id pad_token_id
+    """,
+    False: "use_cache",
 }
 """What the fields of a config are set to, where it has them and they are not None."""
 
-SMALL = {field: size for size, fields in SIZES.items() for field in fields}
+SMALL = {field: size for size, fields in SIZES.items() for field in fields.split()}
 
 NEEDED = ("head_dim", "num_experts_per_tok", "num_key_value_heads")
 """Fields that are set where they are None too."""
@@ -98,65 +67,50 @@ HALF_MROPE = MROPE | {"partial_rotary_factor": 0.5, "mrope_section": [1, 1, 0]}
 
 EXCEPTIONS: dict[str, dict[str, Any]] = {
     **{
-        name: {"rope_parameters": HALF_MROPE}
-        for name in ("glm4v_text", "glm4v_moe_text", "glm_image_text", "glm_ocr_text")
+        key: {"rope_parameters": HALF_MROPE}
+        for key in ("glm4v_text", "glm4v_moe_text", "glm_image_text", "glm_ocr_text")
     },
     **{
-        name: {"rope_parameters": MROPE}
-        for name in ("paddleocr_vl_text", "qwen2_5_omni_text", "qwen2_5_vl_text", "qwen2_vl_text")
+        key: {"rope_parameters": MROPE}
+        for key in (
+            "paddleocr_vl_text",
+            "qwen2_5_omni_text",
+            "qwen2_5_vl_text",
+            "qwen2_vl_text",
+            "cosmos3_edge_text",
+        )
     },
+    **{key: {"num_key_value_heads": 4} for key in ("doge", "esmc", "unlimited_ocr_text")},
+    **{key: {"num_kv_shared_layers": 0} for key in ("embedding_gemma2_text", "gemma3n_text")},
+    **{key: {"dropout_rate": 0.0} for key in ("t5_gemma_module", "t5gemma2_text")},
     "cohere_compass_text": {"rope_parameters": {"full_attention": ROPE, "sliding_attention": ROPE}},
-    "cosmos3_edge_text": {"rope_parameters": MROPE},
     "deepseek_ocr2_text": {"mlp_layer_types": ["dense", "sparse"]},
     "diffusion_gemma_text": {"moe_intermediate_size": 32, "num_experts": 4, "top_k_experts": 2},
-    "dots1": {
-        "num_local_experts": 4,
-        "n_routed_experts": 4,
-        "moe_intermediate_size": 32,
-        "n_shared_experts": 1,
-    },
+    "dots1": dict.fromkeys(("num_local_experts", "n_routed_experts"), 4)
+    | {"moe_intermediate_size": 32, "n_shared_experts": 1},
     "dots3_note_vision_encoder": {"adapter_in_dim": 32, "adapter_out_dim": 32},
-    "ernie4_5_vl_moe_text": {
-        "moe_intermediate_size": [32, 32],
-        "rope_parameters": ROPE | {"mrope_section": [1, 1, 2]},
-    },
-    "doge": {"num_key_value_heads": 4},
-    "embedding_gemma2_text": {"num_kv_shared_layers": 0},
-    "esmc": {"num_key_value_heads": 4},
-    "gemma3n_text": {"num_kv_shared_layers": 0},
+    "ernie4_5_vl_moe_text": {"moe_intermediate_size": [32, 32]}
+    | {"rope_parameters": ROPE | {"mrope_section": [1, 1, 2]}},
     "glm5_next_text": {"num_key_value_heads": 4, "qk_rope_head_dim": 0},
     "granitemoehybrid": {"mamba_n_heads": 4, "mamba_d_head": 16},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
-    "llama4_vision_model": {
-        "intermediate_size": 128,
-        "image_size": 16,
-        "patch_size": 4,
-        "vision_output_dim": 32,
-        "projector_input_dim": 32,
-        "projector_output_dim": 32,
-    },
+    "llama4_vision_model": {"intermediate_size": 128, "image_size": 16, "patch_size": 4}
+    | dict.fromkeys(("vision_output_dim", "projector_input_dim", "projector_output_dim"), 32),
     "muse_spark_vision": {"num_hidden_layers": 4, "layer_types": ...},
     "neomme": {"head_dim": 16},
     "qwen3_omni_moe_talker_code_predictor": {"num_code_groups": 4},
-    "qwen4_exp_text": {
-        "indexer_n_heads": 4,
-        "indexer_kv_heads": 1,
-        "indexer_head_dim": 8,
-        "indexer_budget": 4,
-        "indexer_compress_ratio": 2,
-    },
     "qwen3_omni_moe_talker_text": {"shared_expert_intermediate_size": 32},
-    "t5_gemma_module": {"dropout_rate": 0.0},
-    "t5gemma2_text": {"dropout_rate": 0.0},
+    "qwen4_exp_text": {"indexer_n_heads": 4, "indexer_kv_heads": 1, "indexer_head_dim": 8}
+    | {"indexer_budget": 4, "indexer_compress_ratio": 2},
     "step3p5": {"sliding_window": 8},
-    "unlimited_ocr_text": {"num_key_value_heads": 4},
     "zaya": {"num_experts_per_tok": 1},
 }
 """What some model types need beside that."""
 
 
+ENDINGS = ("ForCausalLM", "ForConditionalGeneration", "ForMaskedLM", "ForTokenClassification", "Model", "")
 CLASSES = {"llama4": "Llama4ForConditionalGeneration", "t5_gemma_module": "T5GemmaEncoder"}
-"""The class of a model type where the library's own table does not say which, or a wrong one."""
+"""The ends of the names of classes, the wanted ones first; classes that the library's own table does not say."""
 
 
 class Fed(nn.Module):
@@ -198,19 +152,6 @@ FEEDS: dict[str, tuple[tuple[int, ...], Callable[[Tensor], dict[str, Any]]]] = {
 def _positions(inputs: Tensor) -> Tensor:
     """The places of nine patches, (rows, 9, 2)."""
     return torch.cartesian_prod(torch.arange(3), torch.arange(3)).expand(len(inputs), 9, 2)
-
-
-def plans() -> dict[str, tuple[str, ...]]:
-    """By model type, the plans that its config class has: tp, ep and fsdp."""
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING, CONFIG_MAPPING_NAMES
-
-    found = {}
-    for name in sorted(CONFIG_MAPPING_NAMES):
-        config = CONFIG_MAPPING[name]
-        having = tuple(kind for kind in ("tp", "ep") if getattr(config, f"base_model_{kind}_plan", None))
-        if having:
-            found[name] = having
-    return found
 
 
 def small_config(name: str) -> Any:
@@ -273,14 +214,7 @@ def model_class(config: Any) -> type[nn.Module]:
         for _, each in inspect.getmembers(module, inspect.isclass)
         if issubclass(each, PreTrainedModel) and each.__module__ == module.__name__ and _is_of(each, config)
     ]
-    for ending in (
-        "ForCausalLM",
-        "ForConditionalGeneration",
-        "ForMaskedLM",
-        "ForTokenClassification",
-        "Model",
-        "",
-    ):
+    for ending in ENDINGS:
         for each in found:
             if each.__name__.endswith(ending) and not each.__name__.endswith("PreTrainedModel"):
                 return each
