@@ -16,6 +16,7 @@ the three devices are the CPU. ``python scripts/run.py whole --virtual 3`` compu
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from copy import deepcopy
 from pathlib import Path
 
 import torch
@@ -42,10 +43,9 @@ def replicate(model: nn.Module, devices: Sequence[torch.device]) -> list[Weights
 
 def parallel_apply(model: nn.Module, replicas: Sequence[Weights], chunks: Sequence[Tensor]) -> list[Tensor]:
     """The model's outputs of each chunk, with the weights of its replica, in a thread of its own."""
+    modules = [deepcopy(model) for _ in chunks]  # a call holds its weights in its module meanwhile
     with ThreadPoolExecutor() as threads:
-        return list(
-            threads.map(lambda weights, chunk: functional_call(model, weights, (chunk,)), replicas, chunks)
-        )
+        return list(threads.map(functional_call, modules, replicas, chunks))
 
 
 def gather(outputs: Sequence[Tensor], device: torch.device) -> Tensor:
