@@ -55,7 +55,8 @@ def test_every_record_names_its_lock_and_its_commit(name: str) -> None:
 
 def test_the_index_names_every_experiment() -> None:
     text = (EXPERIMENTS / "README.md").read_text()
-    assert set(re.findall(r"\]\((\w+)/\)", text)) == set(NAMES)
+    folders = {page.parent.name for page in EXPERIMENTS.glob("*/README.md")}
+    assert set(re.findall(r"\]\((\w+)/\)", text)) == folders > set(NAMES)
 
 
 # --- what the check finds -------------------------------------------------------------------------
