@@ -21,7 +21,7 @@ def verified(facts: Row) -> str:
 
 
 def verification_lines(facts: Row) -> list[str]:
-    """The errors to a single device, of copies and of training steps, and what no verified step has reached."""
+    """The errors to a single device, of copies and training steps, and what no verified step has reached."""
     lines = [f"errors to a single device: {_errors([facts])}"] if facts.get("checked") else []
     own = [row for name in ("first_steps", "last_step") if (row := facts.get(name))]
     if compared := [row for row in own if row["steps"]]:
