@@ -28,17 +28,10 @@ if TYPE_CHECKING:
 ACCELERATORS_NEEDED = {"gpu": 1, "multigpu": 2}
 OURS = ("DPEXP_", "MLFLOW_")
 MAY_LACK = (
-    "accelerate", "cryptography", "hypothesis", "matplotlib", "mlflow", "playwright", "psutil",
+    "accelerate", "hypothesis", "matplotlib", "mlflow", "playwright", "psutil",
     "transformers", "yaml",
 )  # fmt: skip
 """Packages that no test of an accelerator needs: its machine may lack them."""
-LONG = (
-    "test_browser", "test_servers", "test_deliver", "test_restarts", "test_launch",
-    "test_follower", "test_models", "test_independent_loop",
-    "test_user_errors", "test_every_layout", "test_ui", "test_ddp", "test_cli",
-    "test_fsdp", "test_run_cases", "test_locate", "test_installed", "test_custom",
-)  # fmt: skip
-"""The test files that take longest, in this order: they run first, so that none is left at the end."""
 
 
 def in_ci() -> bool:
@@ -207,12 +200,7 @@ def accelerators_needed(item: pytest.Item) -> int:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip tests that need more accelerators than present.
-
-    Torch is imported only if a test needs accelerators. The longest files come first.
-    """
-    places = {stem: place for place, stem in enumerate(LONG)}
-    items.sort(key=lambda item: places.get(item.path.stem, len(LONG)))
+    """Skip tests that need more accelerators than present; torch is imported only if a test needs some."""
     on_accelerators = [item for item in items if accelerators_needed(item)]
     if not on_accelerators:
         return

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from command_lines import CommandLines
+from command_lines import script
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
@@ -18,7 +18,6 @@ from dpexp.engine.prepare import prepare
 from dpexp.engine.prepared import Prepared
 from dpexp.record.record import Record
 from dpexp.report import summary
-from dpexp.report.compare import compare
 from dpexp.study.reproduce import reproduce
 
 SHORT: dict[str, Any] = {"steps": 2, "warmup": 1, "phase_steps": 1, "track": False, "quiet": True}
@@ -165,16 +164,20 @@ for data in rand_loader:
 """S. Kim, "Optional: Data Parallelism", PyTorch tutorials."""
 
 
-@pytest.mark.parametrize("model", ["tutorial.py:model", "tutorial.py:Model:input_size=5,output_size=2"])
-@pytest.mark.parametrize("data", ["tutorial.py:rand_loader", "tutorial.py:RandomDataset:size=5,length=100"])
-def test_the_tutorial_runs_as_it_is_written(
-    model: str, data: str, command_lines: CommandLines, dpexp_home: Path, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize(
+    ("model", "data"),
+    [
+        ("tutorial.py:model", "tutorial.py:rand_loader"),
+        ("tutorial.py:Model:input_size=5,output_size=2", "tutorial.py:RandomDataset:size=5,length=100"),
+    ],
+)
+@pytest.mark.usefixtures("dpexp_home")
+def test_the_tutorial_runs_as_it_is_written(model: str, data: str, tmp_path: Path) -> None:
     (tmp_path / "tutorial.py").write_text(TUTORIAL)
     words = ["whole", "--virtual", "3", "--steps", "2", "--warmup", "1", "--phase-steps", "1", "--no-track"]
     words += ["--model", model, "--data", data, "--json"]
-    done = command_lines.run(words, tmp_path, DPEXP_HOME=str(dpexp_home))
-    assert done.code == 0, done.stderr
+    done = script("run.py", *words, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
     record = json.loads(done.stdout)
     assert record["verification"]["passed"]
     assert "the loss is the mean of the squared outputs" in record["verification"]["note"]
@@ -241,18 +244,6 @@ def test_a_file_may_hold_its_data_in_any_form(tmp_path: Path, source: str) -> No
     assert (ready.data.test is not None) == ("rows" in source)
     with pytest.raises(ConfigError, match="takes no option"):
         prepared(tmp_path, source, model="linear", data="mine.py:data:rows=3")
-
-
-def test_other_objects_of_one_name_are_not_repeats(dpexp_home: Path) -> None:
-    def run(width: int, data: Any) -> Record:
-        net = nn.Sequential(nn.Linear(5, width), nn.ReLU(), nn.Linear(width, 2))
-        return dpexp.run("single", model=net, data=data, devices="cpu", **SHORT)
-
-    data = torch.randn(40, 5), torch.randn(40, 2)
-    runs = [run(8, data), run(8, data), run(9, data), run(8, (data[0] + 1, data[1]))]
-    compared = compare([dpexp_home / "runs" / record.run_id for record in runs])
-    assert sorted([len(cell.runs) for cell in group.cells] for group in compared.groups) == [[1], [1], [2]]
-    assert "contents dpexp.live:" in compared.refusals()[0]
 
 
 def test_another_class_of_one_structure_has_another_digest() -> None:

@@ -4,17 +4,17 @@ import json
 from itertools import chain
 from pathlib import Path
 
-from command_lines import ROOT, python
+from command_lines import script
 from printed import blocks
 
 
-def test_every_script_that_readme_calls_works(tmp_path: Path, dpexp_home: Path) -> None:
+def test_every_script_that_readme_calls_works(dpexp_home: Path) -> None:
     printed = chain.from_iterable(block.commands() for block in blocks("README.md"))
     scripts = [words for words in printed if words[0] == "python" and words[1].startswith("scripts/")]
     assert len(scripts) > 4
-    for _, script, *words in scripts:
-        done = python(ROOT / script, *words, folder=tmp_path, DPEXP_TRACK="0")
-        assert done.returncode == 0, f"{script} {words}\n{done.stdout}\n{done.stderr}"
+    for _, path, *words in scripts:
+        done = script(Path(path).name, *words, DPEXP_TRACK="0")
+        assert done.returncode == 0, f"{path} {words}\n{done.stdout}\n{done.stderr}"
     records = [json.loads(path.read_text()) for path in dpexp_home.glob("runs/*/record.json")]
     assert records
     assert all(record["verification"]["passed"] for record in records)

@@ -8,7 +8,7 @@ from operator import attrgetter
 from pathlib import Path
 
 import pytest
-from command_lines import ROOT, python, script, shared
+from command_lines import script
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
@@ -57,13 +57,13 @@ def test_every_option_that_all_strategies_have_is_in_a_panel() -> None:
     assert sorted(listed) == sorted(shared)
 
 
-def test_every_example_of_the_help_is_a_valid_command(tmp_path: Path) -> None:
+def test_every_example_of_the_help_is_a_valid_command() -> None:
     for strategy, options in STRATEGY_OPTIONS.items():
         assert len(options.examples) == 2, strategy
         for line in options.examples:
             words = [word for word in shlex.split(line) if word != "--dry-run"]
-            done = shared().run([strategy, *words, "--print-config"], tmp_path)
-            assert done.code == 0, f"{line}: {done.stderr}"
+            done = cli(strategy, *words, "--print-config")
+            assert done.returncode == 0, f"{line}: {done.stderr}"
 
 
 def commands() -> dict[str, TyperCommand]:
@@ -121,6 +121,10 @@ def test_an_empty_variable_is_unset(tmp_path: Path) -> None:
     assert config_of("whole", "--output-device", "cpu:2", "--config", str(file))["output_device"] == "cpu:2"
 
 
+def test_a_list_in_the_environment_is_split_at_spaces() -> None:
+    assert config_of("block", DPEXP_BLOCK="block1 block3")["block"] == ["block1", "block3"]
+
+
 def test_a_printed_config_can_be_read_back(tmp_path: Path) -> None:
     printed = config_of("hybrid", "--host", "a", "--host", "b", "--sparse", "--virtual", "3", "--epochs", "2")
     file = tmp_path / "config.json"
@@ -173,7 +177,7 @@ DEEP = """
 from torch import nn
 
 
-def deep(blocks=300):
+def deep(blocks=100):
     layers = (nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Dropout(0.1)) for _ in range(blocks))
     return nn.Sequential(*layers)
 """
@@ -182,7 +186,6 @@ def deep(blocks=300):
 @pytest.mark.parametrize(
     "words",
     [
-        ("single", "--devices", "cpu", "--dry-run", "--model", "deep.py:deep"),
         ("block", "--block", "*.0", "--dry-run", "--model", "deep.py:deep"),
         (
             "whole",
@@ -200,7 +203,7 @@ def deep(blocks=300):
 @pytest.mark.usefixtures("dpexp_home")
 def test_no_screen_grows_with_the_layers_of_a_model(words: tuple[str, ...], tmp_path: Path) -> None:
     (tmp_path / "deep.py").write_text(DEEP)
-    done = python(ROOT / "scripts" / "run.py", *words, folder=tmp_path, COLUMNS="80")
+    done = script("run.py", *words, folder=tmp_path, COLUMNS="80")
     assert done.returncode == (2 if words[0] == "place" else 0), done.stderr
     lines = [*done.stdout.splitlines(), *done.stderr.splitlines()]
     assert 0 < len(lines) < 80  # its model has 81 modules or more, and a noisy machine adds findings

@@ -1,6 +1,5 @@
 """The installed package: ``pip install`` gives the command ``dpexp``, which works in any folder."""
 
-import json
 import os
 import shutil
 import subprocess
@@ -9,7 +8,7 @@ import sysconfig
 from pathlib import Path
 
 import pytest
-from command_lines import PATIENCE_S, ROOT
+from command_lines import ROOT
 
 from dpexp import __version__
 from dpexp.commands.main import app
@@ -52,30 +51,20 @@ def folder(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_its_commands_run_in_any_folder_and_keep_their_runs_there(installed: Path, folder: Path) -> None:
     dpexp = installed / "dpexp"
-    done = run(dpexp, "run", "hybrid", *QUICK, "--track-timeout", str(PATIENCE_S), folder=folder)
+    done = run(dpexp, "run", "hybrid", *QUICK, "--no-track", folder=folder)
     assert done.returncode == 0, done.stderr
     (journal,) = folder.glob("runs/*/journal.jsonl")
     run_id = journal.parent.name
     for command in (f"dpexp runs show {run_id}", "dpexp run hybrid --", "dpexp ui", "dpexp report"):
         assert command in done.stdout
     assert "scripts/" not in done.stdout
-    assert (folder / "mlflow.db").is_file()
     assert run_id[:8] in run(dpexp, "runs", "list", folder=folder).stdout
     assert "hybrid" in run(dpexp, "report", folder=folder).stdout
     sites = installed.parent.glob("lib/python*/site-packages")
     assert not [path for site in sites for path in site.iterdir() if path.name in ("runs", "mlflow.db")]
-
-
-def test_its_ranks_find_it_and_a_missing_home_is_made(installed: Path, folder: Path) -> None:
-    words = ["run", "ddp", "--virtual", "1", *QUICK[2:], "--no-track", "--json"]
-    done = run(installed / "dpexp", *words, folder=folder, DPEXP_HOME="home")
-    assert done.returncode == 0, done.stderr
-    record = json.loads(done.stdout)
-    assert len(record["devices"]["ranks"]) == 1
-    assert record["environment"]["git"]["commit"] is None
-    assert (folder / "home" / "runs" / record["run_id"] / "record.json").is_file()
 
 
 def test_its_package_is_complete_and_typed(installed: Path, folder: Path) -> None:

@@ -1,16 +1,17 @@
 """User errors: for each bad input and fault the exit code and the words that the messages must have.
 
-Every case is a command line of scripts/run.py in a new process (see ``command_lines``). Exit code 2 means
+Every case is a command line of scripts/run.py. Exit code 2 means
 that nothing is written; any other code means that the run is recorded with the right status.
 """
 
 import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
+from subprocess import CompletedProcess
 from typing import Any
 
 import pytest
-from command_lines import HELPERS, CommandLines, CommandResult
+from command_lines import HELPERS, script
 
 from dpexp.record.record import Record
 from dpexp.record.view import RecordView
@@ -141,8 +142,8 @@ CASES = [
 ]  # fmt: skip
 
 
-def run(command_lines: CommandLines, case: Case, folder: Path, home: Path) -> CommandResult:
-    return command_lines.run(short(case.words), folder, **{"DPEXP_HOME": str(home), **case.environment})
+def run(case: Case, folder: Path) -> CompletedProcess[str]:
+    return script("run.py", *short(case.words), folder=folder, **case.environment)
 
 
 def make(folder: Path, files: dict[str, Any]) -> None:
@@ -169,16 +170,14 @@ def short(words: list[str]) -> list[str]:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.line)
-def test_a_user_error_is_one_message(
-    case: Case, command_lines: CommandLines, dpexp_home: Path, tmp_path: Path
-) -> None:
+def test_a_user_error_is_one_message(case: Case, dpexp_home: Path, tmp_path: Path) -> None:
     folder = tmp_path / "work"
     folder.mkdir()
     make(folder, case.files)
     before = sorted(folder.rglob("*"))
-    result = run(command_lines, case, folder, dpexp_home)
+    result = run(case, folder)
     output = result.stdout + result.stderr
-    assert result.code == case.code, output
+    assert result.returncode == case.code, output
     assert "Traceback" not in output
     for words in case.expected:
         assert words in (output if case.code != 2 else result.stderr)
@@ -194,14 +193,14 @@ def test_a_user_error_is_one_message(
 
 
 def test_a_long_error_is_short_on_the_screen_and_complete_in_the_record(
-    command_lines: CommandLines, dpexp_home: Path, tmp_path: Path
+    dpexp_home: Path, tmp_path: Path
 ) -> None:
-    result = run(command_lines, failed("single --model $user:Verbose"), tmp_path, dpexp_home)
+    result = run(failed("single --model $user:Verbose"), tmp_path)
     (journal,) = (dpexp_home / "runs").glob("*/journal.jsonl")
     record = Record.load(journal.parent)
     assert record.error is not None
     assert record.error["message"] == "\n".join(40_000 * ["word"])
-    assert result.code == 1
+    assert result.returncode == 1
     assert len(result.stderr.splitlines()) < 20
     assert "FAILED: ValueError: word" in result.stdout
     assert len(result.stdout) < 10_000
@@ -216,11 +215,9 @@ def test_a_long_error_is_short_on_the_screen_and_complete_in_the_record(
     ],
     ids=lambda case: case.line,
 )
-def test_debug_shows_the_traceback_before_the_message(
-    case: Case, command_lines: CommandLines, dpexp_home: Path, tmp_path: Path
-) -> None:
-    result = run(command_lines, case, tmp_path, dpexp_home)
-    assert result.code == case.code
+def test_debug_shows_the_traceback_before_the_message(case: Case, dpexp_home: Path, tmp_path: Path) -> None:
+    result = run(case, tmp_path)
+    assert result.returncode == case.code
     assert result.stderr.startswith("Traceback")
     assert result.stderr.splitlines()[-1].startswith("error: ")
     for words in case.expected:

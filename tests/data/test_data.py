@@ -1,15 +1,10 @@
 """Sources of data: their samples and order are the same in every process, and fit the model."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import named
-import pytest
 import torch
-from command_lines import HELPERS, ROOT
 from torch import Tensor
 
 from dpexp.data.batch import Batch
@@ -45,21 +40,6 @@ def test_order_depends_on_seed_and_epoch_only() -> None:
     unshuffled = targets(shuffle=False)
     assert sorted(unshuffled.tolist()) == sorted(expected.tolist())
     assert torch.equal(unshuffled, next(dataset.batches(100, shuffle=False)).targets)
-
-
-def test_samples_and_order_are_equal_in_another_process(capsys: pytest.CaptureFixture[str]) -> None:
-    code = (
-        "import torch, hashlib, named\n"
-        "for text, name in (('random', 'linear'), ('clicks', 'dlrm'), ('random', 'rnn')):\n"
-        "    dataset = named.source(text + ':samples=50').dataset(named.build(name), 7)\n"
-        "    print(dataset.digest, [b.targets.sum().item() for b in dataset.batches(20, seed=7, epoch=3)])\n"
-    )
-    environ = os.environ | {"PYTHONPATH": str(HELPERS)}
-    command = [sys.executable, "-c", code]
-    other = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, check=True).stdout
-    exec(code, {})
-    assert capsys.readouterr().out == other
-    assert len(other.splitlines()) == 3
 
 
 def test_a_rank_computes_its_rows_and_without_any_two_of_weight_zero() -> None:

@@ -51,8 +51,11 @@ class Model(nn.Module):
 # --- shapes ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("model", list(MODELS))
-@pytest.mark.parametrize(("strategy", "options"), LAYOUTS, ids=[name for name, _ in LAYOUTS])
+@pytest.mark.parametrize(
+    ("model", "strategy", "options"),
+    [("blocks", *layout) for layout in LAYOUTS] + [(model, "whole", {}) for model in MODELS],
+    ids=str,
+)
 def test_predicted_shapes_are_those_of_the_run(model: str, strategy: str, options: Any) -> None:
     single = prepare(RunConfig("single", model=model, batch_size=7, devices="cpu"))
     first = next(name for name, _ in single.model.named_children())
@@ -60,10 +63,6 @@ def test_predicted_shapes_are_those_of_the_run(model: str, strategy: str, option
     count = 1 if strategy == "single" else 3
     prepared = prepare(RunConfig(strategy, model=model, batch_size=7, virtual=count, options=chosen))
     batches = list(islice(prepared.batches(0), 2))
-    if (model, strategy) == ("dlrm", "place"):  # it concatenates the outputs of `first` with those of others
-        with pytest.raises(PlacementError, match=r"cpu:0 and cpu:1 at embeddings\.py:\d+"):
-            predict(prepared, batches)
-        return
     predicted = predict(prepared, batches)
     placed = prepared.strategy.place(prepared.model, prepared.selection.used, Timer())
     assert without_packed(predicted.shapes) == without_packed(

@@ -1,6 +1,6 @@
 """What a Record says, measured from outside of dpexp.
 
-By a clock inside the user's model, a stopwatch around the process, and what the kernel says of its memory.
+By a clock inside the user's model, a stopwatch around the command, and what the kernel says of its memory.
 """
 
 import json
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from command_lines import CommandLines
+from command_lines import script
 from engine_runs import recorded
 from torch import Tensor, nn
 
@@ -62,16 +62,14 @@ def recorded_single(home: Path, run_id: str, model: str, **options: Any) -> Reco
     return recorded(home, config, run_id)
 
 
-def test_times_rates_and_memory_are_those_of_the_model_and_the_process(
-    tmp_path: Path, command_lines: CommandLines
-) -> None:
+def test_times_rates_and_memory_are_those_of_the_model_and_the_process(tmp_path: Path) -> None:
     log = tmp_path / "calls"
     words = ["single", "--virtual", "1", "--no-track", "--json", "--model", f"{__file__}:Clocked:log={log}"]
     words += ["--data", "random:samples=20", "--batch-size", "10", "--steps", str(STEPS), "--warmup", "1"]
     before = time.perf_counter()
-    done = command_lines.run([*words, "--phase-steps", str(PHASE_STEPS)])
+    done = script("run.py", *words, "--phase-steps", PHASE_STEPS)
     elapsed_ms = 1e3 * (time.perf_counter() - before)
-    assert done.code == 0, done.stderr
+    assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["execution"] == "virtual"
     calls = [json.loads(line) for line in log.read_text().splitlines()]

@@ -91,11 +91,3 @@ def test_the_cnn_learns_digits_on_replicas(dpexp_home: Path) -> None:
     record = recorded(dpexp_home, config)
     assert len(record.metrics["accuracy"]) == 6
     assert record.metrics["accuracy"][-1] >= 0.95
-
-
-def test_hybrid_learns_text(dpexp_home: Path, tmp_path: Path) -> None:
-    book = tmp_path / "book.txt"
-    book.write_text("the quick brown fox jumps over the lazy dog. " * 200)
-    config = RunConfig("hybrid", virtual=1, data=f"text:{book}", steps=60, lr=1.0, options={"sparse": True})
-    losses = recorded(dpexp_home, config).steps["loss"]
-    assert sum(losses[-5:]) < 0.7 * sum(losses[:5])

@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from command_lines import PATIENCE_S
 from in_terminal import in_terminal
 
 CODE = """
@@ -55,12 +54,3 @@ def test_a_terminal_shows_that_torch_is_imported_before_it_is(
         shown = in_terminal(COMMAND, columns=100)
         assert "importing torch…" in shown.partition("torch begins")[0], shown
         assert "torch begins" in shown
-
-
-def test_a_terminal_shows_the_summary_and_then_the_wait_for_mlflow(
-    dpexp_home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("WORDS", f"single --devices cpu --steps 3 --track-timeout {PATIENCE_S}")
-    summary, _, rest = in_terminal(COMMAND, columns=100).partition("delivering to MLflow…")
-    assert "Run single-linear-cpu" in summary
-    assert "scripts/ui.py shows it" in rest

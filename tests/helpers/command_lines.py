@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import importlib
+import io
 import json
 import os
 import select
@@ -16,10 +18,17 @@ import subprocess
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
+from unittest import mock
+
+from dpexp.commands.app import run_app
+
+if TYPE_CHECKING:
+    from typer import Typer
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = str(ROOT / "scripts" / "run.py")
@@ -186,9 +195,38 @@ def python(*words: object, folder: Path = ROOT, **environment: str) -> subproces
     return subprocess.CompletedProcess(command.args, command.returncode, out, err)
 
 
-def script(name: str, *words: object, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run ``scripts/NAME WORDS`` in a forked process, to its end."""
-    return python(ROOT / "scripts" / name, *words, **environment)
+def script(
+    name: str, *words: object, folder: Path = ROOT, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """What ``python scripts/NAME WORDS`` does in a folder, in this process: its exit code and its output.
+
+    What it starts, ranks and a follower, are processes of their own.
+    """
+    app = importlib.import_module(f"dpexp.commands.{Path(name).stem}").app
+    argv, streams = [str(ROOT / "scripts" / name), *map(str, words)], []
+    handlers = [(number, signal.getsignal(number)) for number in (signal.SIGINT, signal.SIGTERM)]
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(contextlib.chdir(folder))
+        stack.enter_context(mock.patch.dict(os.environ, ENVIRONMENT | environment))
+        stack.enter_context(mock.patch.multiple(sys, argv=argv, path=[*sys.path]))
+        stack.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore")  # MLflow, pydantic and SQLAlchemy warn of each other
+        for redirect in (contextlib.redirect_stdout, contextlib.redirect_stderr):
+            streams.append(io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True))
+            stack.enter_context(redirect(streams[-1]))
+        code = exit_code(app)
+    for number, handler in handlers:
+        signal.signal(number, handler)
+    out, err = (stream.buffer.getvalue().decode() for stream in streams)
+    return subprocess.CompletedProcess(argv, code, out, err)
+
+
+def exit_code(app: Typer) -> Any:
+    """Run an app to its end."""
+    try:
+        run_app(app)
+    except SystemExit as end:
+        return end.code
 
 
 def run_forked(

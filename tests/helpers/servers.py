@@ -7,7 +7,6 @@ import os
 import secrets
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import threading
@@ -68,16 +67,14 @@ def _wait_until_up(port: int, process: subprocess.Popen[bytes]) -> None:
 class Proxy:
     """A proxy between client and server whose network can fail.
 
-    ``down`` refuses connections until ``up``. With a ``fault`` the server gets no request, and the answer is
-    500 (``500``), nothing (``hang``), or a reset of the connection (``reset``); ``refused`` counts these.
-    ``received`` holds the bytes that clients sent.
+    ``down`` refuses connections until ``up``. While it is ``failing`` the server gets no request, and the
+    answer is 500. ``received`` holds the bytes that clients sent.
     """
 
     def __init__(self, target: int) -> None:
         self.target = target
         self.port = free_port()
-        self.fault = ""
-        self.refused = 0
+        self.failing = False
         self.received = b""
         self._listener: socket.socket | None = None
         self._open: list[socket.socket] = []
@@ -122,22 +119,11 @@ class Proxy:
             self._open.append(server)
             threading.Thread(target=self._answer, args=(server, client), daemon=True).start()
             while data := client.recv(1 << 16):
-                if self.fault:
-                    if self._fail(client):
-                        continue
+                if self.failing:
+                    client.sendall(b"HTTP/1.1 500 Internal Server Error\r\nContent-Length: 0\r\n\r\n")
                     break
                 self.received = (self.received + data)[-(1 << 20) :]
                 server.sendall(data)
-
-    def _fail(self, client: socket.socket) -> bool:
-        """Answer a request as ``fault`` says; whether the connection stays open."""
-        self.refused += 1
-        if self.fault == "500":
-            client.sendall(b"HTTP/1.1 500 Internal Server Error\r\nContent-Length: 0\r\n\r\n")
-        if self.fault == "reset":
-            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            client.close()
-        return self.fault == "hang"
 
     def _answer(self, server: socket.socket, client: socket.socket) -> None:
         with contextlib.suppress(OSError):

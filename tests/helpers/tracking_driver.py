@@ -30,9 +30,6 @@ def main(end: str, steps: int, wait_s: float) -> int:
     """Run; returns the exit code."""
     run_id = new_run_id()
     follower = Follower.start(home(), run_id)
-    if end == "refuse":
-        follower.kill()
-        return 2
     journal = journals.begin(home() / "runs", run_id)
     print(run_id, follower.pid, flush=True)
     journals.observe(journal)
@@ -41,7 +38,8 @@ def main(end: str, steps: int, wait_s: float) -> int:
         for first in range(recorded, recorded + count, 10):
             journals.step(journal, first, 10)
         recorded += count
-    _die(end)
+    if end == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
     journals.phases(journal)
     finish(journals.end(journal, "failed", ERROR) if end == "raise" else journals.end(journal))
     began = time.monotonic()
@@ -49,21 +47,6 @@ def main(end: str, steps: int, wait_s: float) -> int:
     waited = time.monotonic() - began
     print(json.dumps({**dataclasses.asdict(delivery), "waited_s": waited}), flush=True)
     return 0 if delivery.complete else 3
-
-
-def _die(end: str) -> None:
-    if end == "kill":
-        os.kill(os.getpid(), signal.SIGKILL)
-    if end == "exit":
-        os._exit(7)
-    if end == "memory":
-        import resource
-
-        import psutil
-
-        limit = psutil.Process().memory_info().vms + (1 << 30)
-        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-        print(len([bytearray(1 << 28) for _ in range(64)]))
 
 
 if __name__ == "__main__":

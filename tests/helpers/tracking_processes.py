@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from command_lines import PATIENCE_S, Command, shared
+from command_lines import PATIENCE_S
 
 DRIVER = Path(__file__).with_name("tracking_driver.py")
 TIMEOUT_S = PATIENCE_S
@@ -20,9 +20,9 @@ TIMEOUT_S = PATIENCE_S
 
 @dataclass
 class Driver:
-    """A driver whose run has begun."""
+    """A driver whose run has begun: its process is a new one, and so is its follower."""
 
-    process: Command | subprocess.Popen[str]
+    process: subprocess.Popen[str]
     run_id: str
     follower: int
 
@@ -52,20 +52,15 @@ def drive(
     *,
     held: bool = False,
     wait_s: float = TIMEOUT_S,
-    before: tuple[str, ...] | None = None,
+    before: tuple[str, ...] = (),
     **variables: str,
 ) -> Driver:
-    """Start a driver; returns when its run has begun.
+    """Start a driver, after the words ``before`` its own; returns when its run has begun.
 
-    With ``held`` it does not end before ``delivery`` or ``wait`` is called. With ``before``, the words before
-    its own, driver and follower are new processes; else they are forked, and have mlflow imported.
+    With ``held`` it does not end before ``delivery`` or ``wait`` is called.
     """
-    words = [str(DRIVER), end, str(steps), str(wait_s)]
-    if before is None:
-        command = shared().start(*words, has_stdin=held, **variables)
-        return _begun(command, command.first_line().split())
     process = subprocess.Popen(
-        [*before, sys.executable, *words],
+        [*before, sys.executable, str(DRIVER), end, str(steps), str(wait_s)],
         env=os.environ | variables,
         stdin=subprocess.PIPE if held else subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -73,10 +68,7 @@ def drive(
         text=True,
     )
     assert process.stdout is not None
-    return _begun(process, process.stdout.readline().split())
-
-
-def _begun(process: Command | subprocess.Popen[str], ids: list[str]) -> Driver:
+    ids = process.stdout.readline().split()
     if len(ids) != 2:
         raise AssertionError(f"the driver did not begin: {process.communicate()}")
     return Driver(process, ids[0], int(ids[1]))

@@ -13,8 +13,14 @@ from dpexp.record.record import Record
 COMMITTED = sorted({path.parent for path in ROOT.glob("experiments/*/records/**/*.json")})
 
 
-@pytest.mark.parametrize("strategy", ["single", "whole", "block", "functional", "hybrid", "place"])
-@pytest.mark.parametrize("options", [{}, {"optimizer": "adam", "accumulate": 2}, {"eval": True}])
+@pytest.mark.parametrize(
+    ("strategy", "options"),
+    [
+        *((name, {}) for name in ("single", "whole", "block", "functional", "hybrid", "place")),
+        ("whole", {"optimizer": "adam", "accumulate": 2}),
+        ("hybrid", {"eval": True}),
+    ],
+)
 def test_a_run_of_each_strategy_keeps_them(
     dpexp_home: Path, strategy: str, options: dict[str, object]
 ) -> None:

@@ -4,7 +4,6 @@ import fcntl
 import json
 import math
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -87,25 +86,6 @@ def test_a_flush_writes_one_operation_a_line_and_syncs_once(
     assert lines[1]["extend"] == {"steps.loss": [1.0, 3.0], "steps.time_ms": [2.0]}
 
 
-def test_an_interrupt_during_a_sync_writes_no_line_twice(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fsync = os.fsync
-
-    def interrupted(descriptor: int) -> None:
-        fsync(descriptor)
-        raise KeyboardInterrupt
-
-    journal = Journal(runs, "interrupted")
-    journal.extend({"steps.loss": [1.0, 2.0]})
-    monkeypatch.setattr(os, "fsync", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        journal.flush()
-    monkeypatch.setattr(os, "fsync", fsync)
-    journal.extend({"steps.loss": [3.0]})
-    journal.close()
-    record = Record.load(journal.folder)
-    assert (record.steps["loss"], record.damage) == ([1.0, 2.0, 3.0], [])
-
-
 @pytest.mark.parametrize("run_id", ["../up", "a/b", "", ".", "a" * 65, "a\nb", "-rf"])
 def test_a_run_id_cannot_leave_the_runs(runs: Path, run_id: str) -> None:
     with pytest.raises(JournalError, match="letters, digits"):
@@ -150,20 +130,6 @@ def test_a_journal_is_open_until_its_writer_dies_whatever_it_has_forked(runs: Pa
     assert (record.status, len(record.steps["loss"])) == ("killed", 40)
     assert record.ended is not None
     writer.communicate()
-
-
-def test_a_run_that_cannot_begin_leaves_no_folder(dpexp_home: Path) -> None:
-    """A limit on the size of files, as a full disk, lets small ones be written."""
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
-    try:
-        with pytest.raises(JournalError, match="File too large"):
-            begin(dpexp_home, "", {"config": {"text": "x" * 80_000}})
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-        signal.signal(signal.SIGXFSZ, handler)
-    assert [*dpexp_home.rglob("*")] == [dpexp_home / "runs"]
 
 
 # --- reading -------------------------------------------------------------------------------------

@@ -1,10 +1,9 @@
 """Noise: which times cannot be judged, and what screens say of them."""
 
 import random
-import re
 
 import pytest
-from record_factory import PHASES, hybrid, time_phases, whole
+from record_factory import PHASES, whole
 
 from dpexp import report
 from dpexp.record.figures import summarize
@@ -86,21 +85,6 @@ def test_a_noisy_run_is_said_to_be_one_first_and_nothing_is_built_on_it(times: l
     assert "%" not in section
     assert "[IQR" in section
     assert "% of" not in report.note(record).partition("Where a step goes")[2].partition("###")[0]
-
-
-def test_a_noisy_pass_of_phases_leaves_the_steps_as_they_are() -> None:
-    record = hybrid(sparse=True)
-    record.timeline, record.phases = [], {}
-    for ms in (1.0, 40.0, 1.0, 50.0, 2.0, 60.0, 1.0, 45.0):
-        time_phases(record, {"embedding": ms, "dense": ms}, [], 0.0, 1)
-    for number, row in enumerate(row for row in record.timeline if row["phase"] == "step"):
-        row["step"] = number
-    record.timeline = [row for row in record.timeline if row["phase"] == "step"]
-    summarize(record)
-    text = report.summary(record, width=300)
-    assert " per step, IQR " in text.splitlines()[1]
-    section = text.partition("Where a step goes\n")[2]
-    assert re.match(r"  medians of \d steps, without shares: they cannot be judged: the median of ", section)
 
 
 def test_the_rate_by_wall_clock_is_that_of_all_rows() -> None:

@@ -3,13 +3,12 @@
 import os
 import re
 import shutil
-import subprocess
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import pytest
-from command_lines import python
+from command_lines import script
 from record_factory import hybrid, whole
 
 from dpexp.record.figures import At, figures
@@ -119,13 +118,6 @@ def test_runs_of_the_same_round_of_a_sweep_are_paired(save: Save) -> None:
     assert interval("").low < 1.0
 
 
-def test_cells_with_runs_that_cannot_be_judged_are_named(save: Save) -> None:
-    noisy = whole(2, batches=(30,))
-    noisy.steps["time_ms"] = [0.5, 9.0, 1.0, 4.0] * 25
-    found = text(compare([save(single(), 0), save(noisy, 1)]))
-    assert "too noisy to be judged: 1 run of whole-2\n" in found
-
-
 def test_real_devices_have_an_efficiency_and_emulated_ones_none(save: Save) -> None:
     def runs(virtual: bool, number: int) -> list[Path]:
         one, four = (whole(count, virtual=virtual, step_ms=ms) for count, ms in ((1, 3.0), (4, 1.0)))
@@ -208,10 +200,6 @@ def test_a_file_has_every_table_and_no_markup_of_names(save: Save, tmp_path: Pat
 # --- the script ----------------------------------------------------------------------------------
 
 
-def script(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return python("scripts/report.py", *arguments)
-
-
 def test_all_runs_are_compared_or_those_named_and_a_sweep_stands_for_its_runs(save: Save) -> None:
     sweep = save(Record(name="a sweep", strategy="sweep", status="finished"), 0x100)
     for number, make in enumerate((single, partial(whole, 2)), 0x101):
@@ -219,7 +207,7 @@ def test_all_runs_are_compared_or_those_named_and_a_sweep_stands_for_its_runs(sa
     alone = save(hybrid(), 0x200, started="2026-01-01T00:00:00")
 
     def runs(*names: str) -> list[int]:
-        done = script(*names)
+        done = script("report.py", *names)
         assert done.returncode == 0, done.stderr
         assert "Left out" not in done.stdout
         return [int(found, 16) for found in re.findall(r"\b0{9}\w{3}\b", done.stdout)]
@@ -231,9 +219,9 @@ def test_all_runs_are_compared_or_those_named_and_a_sweep_stands_for_its_runs(sa
 
 
 def test_an_unknown_run_exits_with_2_and_one_line(save: Save) -> None:
-    none = script()
+    none = script("report.py")
     assert (none.returncode, "scripts/run.py" in none.stderr) == (2, True)
     save(whole(2), 0)
-    done = script("whole-3")
+    done = script("report.py", "whole-3")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("error: no run 'whole-3'")

@@ -133,8 +133,3 @@ def test_a_phase_has_one_colour_on_all_screens_of_a_run(monkeypatch: pytest.Monk
     assert color in timeline_page(view)
     red, green, blue = (int(color[place : place + 2], 16) for place in (1, 3, 5))
     assert f"38;2;{red};{green};{blue}m" in report.summary(view, width=100)
-
-
-def test_numbered_phases_that_follow_each_other_differ() -> None:
-    colors = list(style.colors(f"allreduce_bucket{number}" for number in range(10, 40)).values())
-    assert all(one != other for one, other in itertools.pairwise(colors))

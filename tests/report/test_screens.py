@@ -7,7 +7,6 @@ import subprocess
 import sys
 
 import pytest
-from in_terminal import in_terminal
 from record_factory import PHASES, hybrid, whole
 
 from dpexp import report
@@ -16,8 +15,6 @@ from dpexp.record.runs import RunSummary
 from dpexp.record.view import RecordView
 from dpexp.report import listing, units
 from dpexp.report.page import timeline_page
-
-CODE = "from record_factory import whole; from dpexp import report; print(report.summary(whole(8)))"
 
 
 def plain(screen: str) -> str:
@@ -76,13 +73,6 @@ def test_no_line_is_wider_than_the_terminal_and_no_name_is_broken(width: int) ->
         words = set(re.findall(r"\w[\w.-]*", report.summary(record, width=1000, full=True)))
         missing = words - set(re.findall(r"\w[\w.-]*", text))
         assert not [word for word in missing if len(word) < width - 20]
-
-
-def test_a_terminal_gets_colour_and_text_of_its_width() -> None:
-    """In a real pseudo-terminal of 60 columns."""
-    shown = in_terminal(CODE, columns=60).replace("\r", "")
-    assert "\x1b[" in shown
-    assert max(len(re.sub(r"\x1b\[[0-9;]*m", "", line)) for line in shown.splitlines()) <= 60
 
 
 # --- what is imported ----------------------------------------------------------------------------

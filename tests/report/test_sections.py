@@ -53,17 +53,6 @@ def test_a_report_begins_with_a_verdict_and_five_lines_of_figures() -> None:
     assert lines[7] == ""
 
 
-def test_a_run_that_cannot_be_judged_has_no_step_time_and_no_shares() -> None:
-    record = whole(2, work={"rows": 30, "flops": {"forward": 600}})
-    record.steps["time_ms"] = [ms * 3.0 ** (step % 11 - 5) for step, ms in enumerate(record.steps["time_ms"])]
-    text = report.summary(record, width=300)
-    assert re.search(r"verified; cannot be judged: .*; [\d,]+ samples/s by wall clock\n", text)
-    assert "per step" not in text
-    assert "without shares: the run cannot be judged" in text
-    assert "█" not in text
-    assert "600 FLOP in forward\n" in report.summary(record, full=True)
-
-
 def test_a_failed_verification_is_shown_with_its_cause_and_figures_that_are_not_finite() -> None:
     worst = {"kind": "outputs", "error": float("inf"), "tensor": "", "step": 1}
     cause = "step 1 (30 rows): outputs differ by inf"
@@ -163,14 +152,6 @@ def test_a_full_report_has_memory_by_category_and_work() -> None:
     assert "flops_per_s" not in summarize(record)
 
 
-def test_a_full_report_has_tokens_per_second() -> None:
-    work = {"rows": 30, "flops": {"forward": 10**7}, "tokens": 90.0}
-    record = whole(2, step_ms=2.0, work=work)
-    step_s = record.summary["step_ms"]["median"] / 1000
-    text = flat(report.summary(record, width=160, full=True))
-    assert f"{units.number(90 / step_s)} tokens/s" in text
-
-
 def test_shares_of_phases_and_the_rest_add_up() -> None:
     record = whole(2)
     for row in record.timeline:
@@ -224,12 +205,3 @@ def test_a_dry_run_of_64_replicas_and_12_layers_fits_on_a_screen() -> None:
     assert "batches 0-2: 512 rows -> 64 × 8" in text
     assert "(model): 3 batches of 512 rows -> 64 × 8 on cpu:0 … cpu:63" in text
     assert "layers.0-11.linear" in text
-
-
-def test_a_dry_run_of_ranks_says_nothing_of_what_the_others_hold() -> None:
-    record, rank = whole(3, shapes=[]), {"module": "", "rows": 512, "batches": 3, "pieces": [512]}
-    for row in record.device_map:
-        row["replicas"] = []
-    text = planned(record, splits=[rank | {"devices": ["rank 0"]}])
-    assert "cpu:0, cpu:1, cpu:2" in text
-    assert "cpu:1" not in text.partition("Device map")[2]

@@ -1,180 +1,158 @@
-"""MLflow's pages of real runs in a real browser: what they show, and that no request leaves the machine."""
+"""MLflow's pages of real runs, served by ``scripts/ui.py``, in a real browser.
 
-import itertools
-import os
+What they show, that no request leaves the machine, and that the server ends with all its processes.
+"""
+
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import journals
+import psutil
 import pytest
-from command_lines import ROOT, shared, wait
+from command_lines import HELPERS, ROOT, script
 from playwright.sync_api import Browser, Page, expect
 from servers import free_port
-from tracking_processes import TIMEOUT_S
+from tracking_processes import TIMEOUT_S, wait_until_gone
 
-from dpexp.tracking.ledger import delivered
+from dpexp.record.record import finish
 
 TIMEOUT_MS = 300_000
-RUN = ["whole", "--model", "slow_model:factory", "--virtual", "2", "--steps", "6", "--warmup", "1"]
-CONFIG = """
-from dpexp.config.run_config import RunConfig
-from dpexp.study.experiment import Claim
-from dpexp.study.figure_kinds import Bars
-QUESTION, REPEATS, COLUMNS = "Do more replicas cost more?", 1, ("step_ms",)
-RUNS = {
-    "single": RunConfig("single", devices="cpu", steps=6, threads=1),
-    "three": RunConfig("whole", virtual=3, steps=6, threads=1),
-}
-CLAIMS = [Claim("Three cost more.", "step_ms", "three", ">", 1.0, "single")]
-ANSWER, FIGURE = "They take {value step_ms three}.", Bars("", "step_ms", {"single": "", "three": ""})
-"""
+RUN = ("whole", "--model", f"{HELPERS}/slow_model.py:factory", "--virtual", 2, "--steps", 6, "--warmup", 1)
 LOCAL_STORAGE = {
     "mlflow.workflowType_v1": '"machine_learning"',
     "mlflow.assistant.panelOpen_v1": "false",
     "mlflow.assistant.fab.autoOpenedOnFirstLoad_v1": "true",
 }
 """What MLflow's pages store at the first visit: with it they show no guided tour."""
+TABLES = {
+    "shapes.json": ["[[30, 5]]", "[[15, 5]]", "[[5, 2]]"],
+    "device_map.json": ["weight", "cpu:0", "float32"],
+}
 
 
-@dataclass
-class Visit:
-    """A browser page on the MLflow UI of a real run and a real sweep, with every request that it made."""
-
-    page: Page
-    links: dict[str, str]
-    requests: list[str] = field(default_factory=list)
-
-    def runs(self, experiment: str = "dpexp") -> None:
-        """Follow the link that ``scripts/ui.py`` printed."""
-        self.page.goto("about:blank")
-        self.page.goto(self.links[experiment])
-
-    def run(self, tab: str) -> None:
-        """A tab of the page of the run whose replicas overlap."""
-        self.runs()
-        self.page.get_by_role("link", name="overlap").click()
-        self.page.get_by_role("tab", name=tab, exact=True).click()
-
-    def artifact(self, name: str) -> None:
-        self.run("Artifacts")
-        self.page.get_by_text(name, exact=True).click()
+@pytest.fixture
+def home(home_with_store: Path) -> Path:
+    """A home with a real run and a sweep of two, all delivered."""
+    runs = home_with_store / "runs"
+    ran = script("run.py", *RUN, "--run-name", "overlap", "--quiet", "--no-track")
+    assert ran.returncode == 0, ran.stderr
+    finish(journals.end(journals.begin(runs, "sweep", strategy="sweep", name="a sweep", experiment="swept")))
+    for name in ("single.r1", "three.r1"):
+        finish(journals.complete(runs, parent="sweep", name=name, experiment="swept"))
+    synced = script("runs.py", "sync", *(path.name for path in runs.iterdir()))
+    assert synced.returncode == 0, synced.stderr
+    return home_with_store
 
 
-@pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A DPEXP_HOME with a real run and a real sweep of two, delivered to its store side by side."""
-    folder = tmp_path_factory.mktemp("home")
-    experiment = tmp_path_factory.mktemp("experiments") / "replicas"
-    experiment.mkdir()
-    (experiment / "config.py").write_text(CONFIG)
-    environment = {"DPEXP_HOME": str(folder), "PYTHONPATH": str(ROOT / "tests" / "helpers")}
-    run = ["scripts/run.py", *RUN, "--run-name", "overlap", "--quiet", "--track-timeout", str(TIMEOUT_S)]
-    sweep = ["scripts/sweep.py", str(experiment)]
-    for process in [shared().start(*command, **environment) for command in (run, sweep)]:
-        _, errors = wait(process)
-        assert process.returncode == 0, errors
-    states = delivered(folder, [run.name for run in (folder / "runs").iterdir()])
-    assert list(states.values()) == ["yes"] * 4
-    return folder
+@pytest.fixture
+def server(home: Path, temporary_folder: Path) -> Iterator[subprocess.Popen[str]]:
+    """``scripts/ui.py``, running."""
+    command = [sys.executable, str(ROOT / "scripts" / "ui.py"), "--port", str(free_port())]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        yield process
+        process.kill()
 
 
-@pytest.fixture(scope="module")
-def links(home: Path) -> Iterator[dict[str, str]]:
-    """``scripts/ui.py``, running: the links that it printed, by experiment."""
-    env = os.environ | {"DPEXP_HOME": str(home), "PYTHONUNBUFFERED": "1"}
-    command = [sys.executable, "scripts/ui.py", "--port", str(free_port())]
-    with subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, text=True) as server:
-        assert server.stdout is not None
-        try:
-            printed = (line.strip().partition(": ") for line in itertools.islice(server.stdout, 2))
-            yield {experiment: link for experiment, _, link in printed}
-        finally:
-            server.terminate()
-            assert server.wait(timeout=TIMEOUT_S) is not None
+@pytest.fixture
+def requests() -> list[str]:
+    """The addresses that the page asks for."""
+    return []
 
 
-@pytest.fixture(scope="module")
-def visit(browser: Browser, links: dict[str, str]) -> Iterator[Visit]:
+@pytest.fixture
+def page(browser: Browser, requests: list[str]) -> Iterator[Page]:
     context = browser.new_context(viewport={"width": 1500, "height": 1000})
     context.set_default_timeout(TIMEOUT_MS)
     expect.set_options(timeout=TIMEOUT_MS)
     for key, value in LOCAL_STORAGE.items():
         context.add_init_script(f"try {{ localStorage.setItem({key!r}, {value!r}) }} catch {{}}")
-    visit = Visit(context.new_page(), links)
-    context.on("request", lambda request: visit.requests.append(request.url))
-    yield visit
+    context.on("request", lambda request: requests.append(request.url))
+    yield context.new_page()
     context.close()
 
 
-@pytest.fixture(autouse=True)
-def only_local_requests(visit: Visit) -> Iterator[None]:
-    """No page that a test visits sends a request to another machine."""
-    visit.requests.clear()
-    yield
-    hosts = {urlsplit(address).hostname for address in visit.requests}
-    assert "127.0.0.1" in hosts
-    assert hosts <= {None, "127.0.0.1"}, visit.requests
+def test_mlflow_shows_a_run_and_a_sweep_and_the_server_ends_with_all_processes(
+    server: subprocess.Popen[str], page: Page, requests: list[str]
+) -> None:
+    assert server.stdout is not None
+    links = dict(server.stdout.readline().strip().split(": ") for _ in range(2))
+    assert all(re.match(r"http://127\.0\.0\.1:\d+/#/experiments/\d+/runs\?", link) for link in links.values())
+    page.goto(links["dpexp"])
+    page.get_by_role("link", name="overlap").click()
+    shows_the_summary(page)
+    shows_metrics(page)
+    shows_artifacts(page)
+    page.goto("about:blank")
+    page.goto(links["swept"])
+    shows_the_runs_of_the_sweep_under_it(page)
+    assert {urlsplit(address).hostname for address in requests} == {"127.0.0.1", None}, requests
+
+    as_remote = script("ui.py", MLFLOW_TRACKING_URI=links["dpexp"].partition("/#")[0])
+    assert as_remote.stdout.splitlines()[0] == f"dpexp: {links['dpexp']}", (
+        "of a remote server it prints links"
+    )
+    port = urlsplit(links["dpexp"]).port
+    busy = script("ui.py", "--port", port)
+    assert busy.returncode == 1
+    assert f"error: port {port} of 127.0.0.1 cannot be used (Address already in use)" in busy.stderr
+
+    children = psutil.Process(server.pid).children(recursive=True)
+    opened = [c for child in children for c in child.net_connections() if c.status == psutil.CONN_LISTEN]
+    assert {connection.laddr.ip for connection in opened} == {"127.0.0.1"}
+    server.send_signal(signal.SIGTERM)
+    _, err = server.communicate(timeout=TIMEOUT_S)
+    assert (server.returncode, err) == (0, "Press Ctrl-C to stop.\n")
+    for child in children:
+        wait_until_gone(child.pid)
 
 
-def test_the_runs_page_opens_with_the_summary(visit: Visit) -> None:
-    visit.run("Overview")
-    expect(visit.page.get_by_role("heading", name=re.compile("^Run overlap"))).to_be_visible()
-    expect(visit.page.get_by_text("VIRTUAL devices, verified")).to_be_visible()
-    visit.page.get_by_text("Show more").first.click()
-    expect(visit.page.get_by_role("heading", name="Where a step goes")).to_be_visible()
+def shows_the_summary(page: Page) -> None:
+    page.get_by_role("tab", name="Overview", exact=True).click()
+    expect(page.get_by_role("heading", name=re.compile("^Run overlap"))).to_be_visible()
+    expect(page.get_by_text("VIRTUAL devices, verified")).to_be_visible()
+    page.get_by_text("Show more").first.click()
+    expect(page.get_by_role("heading", name="Where a step goes")).to_be_visible()
 
 
-def test_metrics_are_charts_grouped_by_prefix(visit: Visit) -> None:
-    visit.run("Model metrics")
+def shows_metrics(page: Page) -> None:
+    """As charts, grouped by prefix."""
+    page.get_by_role("tab", name="Model metrics", exact=True).click()
     for group in ("phases_ms", "time_ms"):
-        expect(visit.page.get_by_text(group, exact=True).first).to_be_visible()
-    expect(visit.page.locator(".js-plotly-plot, .plot-container").first).to_be_visible()
+        expect(page.get_by_text(group, exact=True).first).to_be_visible()
+    expect(page.locator(".js-plotly-plot, .plot-container").first).to_be_visible()
 
 
-@pytest.mark.parametrize(
-    ("table", "words"),
-    [
-        ("shapes.json", ["[[30, 5]]", "[[15, 5]]", "[[5, 2]]"]),
-        ("device_map.json", ["weight", "cpu:0", "float32"]),
-    ],
-)
-def test_shapes_and_device_map_are_tables(visit: Visit, table: str, words: list[str]) -> None:
-    visit.artifact(table)
-    expect(visit.page.get_by_text("View as table")).to_be_visible()
-    for word in words:
-        expect(visit.page.get_by_text(word, exact=True).first).to_be_visible()
-
-
-def test_the_timeline_is_shown_in_the_sandboxed_preview(visit: Visit) -> None:
-    visit.artifact("timeline.html")
-    bar = visit.page.frame_locator("iframe").locator(".bar", has_text="replica 1")
+def shows_artifacts(page: Page) -> None:
+    """Tables, figures, and the timeline in the sandboxed preview."""
+    page.get_by_role("tab", name="Artifacts", exact=True).click()
+    for table, words in TABLES.items():
+        page.get_by_text(table, exact=True).click()
+        expect(page.get_by_text("View as table")).to_be_visible()
+        for word in words:
+            expect(page.get_by_text(word, exact=True).first).to_be_visible()
+    page.get_by_text("timeline.html", exact=True).click()
+    bar = page.frame_locator("iframe").locator(".bar", has_text="replica 1")
     expect(bar).to_be_visible()
     expect(bar).to_have_attribute("title", re.compile("parallel_apply, replica 1"))
+    page.get_by_text("phases.png", exact=True).click()
+    figure = "img[src^='blob:'], img[src*='get-artifact'], .image-outer-container img"
+    expect(page.locator(figure).first).to_be_visible()
+    assert page.locator(figure).first.evaluate("image => image.naturalWidth") > 500
 
 
-@pytest.mark.parametrize("figure", ["phases.png", "layout.png"])
-def test_figures_are_shown(visit: Visit, figure: str) -> None:
-    visit.artifact(figure)
-    shown = visit.page.locator(
-        "img[src^='blob:'], img[src*='get-artifact'], .image-outer-container img"
-    ).first
-    expect(shown).to_be_visible()
-    assert shown.evaluate("image => image.naturalWidth") > 500
-
-
-def test_the_runs_of_a_sweep_lie_under_it_and_are_compared(visit: Visit) -> None:
-    visit.runs("replicas")
-    sweep = visit.page.get_by_role("row").filter(has=visit.page.get_by_role("link", name="sweep of replicas"))
+def shows_the_runs_of_the_sweep_under_it(page: Page) -> None:
+    sweep = page.get_by_role("row").filter(has=page.get_by_role("link", name="a sweep"))
     expect(sweep).to_be_visible()
-    expect(visit.page.get_by_role("link", name="single.r1")).to_have_count(0)
+    expect(page.get_by_role("link", name="single.r1")).to_have_count(0)
     sweep.get_by_role("button").first.click()  # the sign that unfolds it
     for name in ("single.r1", "three.r1"):
-        row = visit.page.get_by_role("row").filter(has=visit.page.get_by_role("link", name=name))
+        row = page.get_by_role("row").filter(has=page.get_by_role("link", name=name))
         row.get_by_role("checkbox").first.check()
-    visit.page.get_by_role("button", name="Compare").click()
-    expect(visit.page.get_by_text("Comparing 2 Runs from 1 Experiment")).to_be_visible()
-    expect(visit.page.get_by_text("step_ms", exact=True).first).to_be_attached()
+    page.get_by_role("button", name="Compare").click()
+    expect(page.get_by_text("Comparing 2 Runs from 1 Experiment")).to_be_visible()
+    expect(page.get_by_text("step_ms", exact=True).first).to_be_attached()

@@ -2,14 +2,17 @@
 
 import json
 import math
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import journals
 import pytest
 import record_factory
-from command_lines import shared, wait
+from command_lines import ROOT
 from mlflow.tracking import MlflowClient
 from mlflow_reader import (
     Death,
@@ -180,7 +183,7 @@ def test_a_failed_run_with_losses_that_are_not_finite_has_tags_of_both(home: Pat
 
 @pytest.mark.parametrize(
     "name",
-    ["..", "a/../../b", "x" * 5000, "💥" * 250, "a\nb\0", "\ud800", "<script>alert(1)</script>"],
+    ["a/../../b", "💥" * 5000, "<script>alert(1)</script>\n\0\ud800"],
     ids=ascii,
 )
 def test_a_foreign_name_is_fitted_to_what_the_store_and_the_disk_hold(
@@ -330,9 +333,12 @@ print(*[result.state for result in sync(Path(sys.argv[1]))])
 def test_concurrent_syncs_deliver_each_run_once(home: Path, uri: str) -> None:
     for number in range(4):
         finish(journals.complete(home / "runs", f"many{number}"))
-    processes = [shared().start("-c", SYNC_ALL, str(home)) for _ in range(3)]
-    states = [state for process in processes for state in wait(process)[0].split()]
-    assert [process.returncode for process in processes] == [0] * 3
+    command, env = [sys.executable, "-W", "ignore", "-c", SYNC_ALL, str(home)], {"PYTHONPATH": str(ROOT)}
+    processes = [
+        subprocess.Popen(command, env=os.environ | env, stdout=subprocess.PIPE, text=True) for _ in range(2)
+    ]
+    states = [state for process in processes for state in process.communicate()[0].split()]
+    assert [process.returncode for process in processes] == [0] * 2
     assert states == ["delivered"] * 4
     for number in range(4):
         assert steps_of(uri, f"many{number}") == list(range(100))
