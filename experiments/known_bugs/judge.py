@@ -44,8 +44,8 @@ def cases() -> Iterator[harness.Case]:
     for file in FILES:
         try:
             found = {name: each for name, each in vars(import_module(file)).items() if isinstance(each, Bug)}
-        except ModuleNotFoundError as error:
-            print(f"{file}: left out, since {error.name} is not installed", file=sys.stderr)
+        except ImportError as error:
+            print(f"{file}: left out: {error}", file=sys.stderr)
             continue
         for name, bug in found.items():
             packages = ("torch",) if bug.package == "pytorch" else ("torch", bug.package)

@@ -54,8 +54,8 @@ def cases() -> Iterator[harness.Case]:
     for package in PACKAGES:
         try:
             module = import_module(f"{package}_layouts")
-        except ModuleNotFoundError as error:
-            print(f"{package}: left out, since {error.name} is not installed", file=sys.stderr)
+        except ImportError as error:
+            print(f"{package}: left out: {error}", file=sys.stderr)
             continue
         for layout, function in vars(module).items():
             for model in getattr(function, "tried", NOTHING).models:

@@ -15,6 +15,7 @@ HERE = Path(__file__).resolve().parent
 SCRIPTS, LONGEST_SCRIPT = HERE / "without_dpexp", 40
 COLUMNS = ("verdict", "dtype", "error", "limit", "where", "cause", "message")
 VERIFIED, WRONG, DEFINITION, NOT_RUN, OPEN = "verified", "wrong", "by definition", "not run", "not judged"
+EXACT = 1e-12
 OWN_ROWS = "each rank writes from its own rows"
 """What a run's note says where buffers are by definition those of a rank's rows."""
 
@@ -47,11 +48,12 @@ def of_record(case: str, record: Record) -> Row:
             verdict["cause"] = "Buffers are those of a rank's own rows, by definition."
     else:
         verdict = row(case, error.get("type") == "VerificationError", error.get("message", ""))
-    worst = verification.get("worst") or {}
+    is_compared = verdict["verdict"] in (VERIFIED, WRONG, DEFINITION)
+    worst = (verification.get("worst") or {}) if is_compared else {}
     found = {
         "dtype": str(verification.get("dtype", "")),
         "error": f"{worst['error']:.2g}" if worst else "0" if verdict["verdict"] == VERIFIED else "",
-        "limit": f"{worst.get('limit', verification.get('tolerance', 0)):.2g}" if verification else "",
+        "limit": f"{worst.get('limit', verification.get('tolerance', 0)):.2g}" if is_compared else "",
         "where": f"{worst.get('kind', '')} {worst.get('tensor') or ''}".strip(),
     }
     return found | verdict
@@ -101,16 +103,16 @@ def rendered(rows: Sequence[Row]) -> str:
 
 
 def answer(rows: Sequence[Row]) -> str:
-    """The numbers of each verdict, and the largest error of those that are verified."""
+    """The numbers of each verdict."""
     counts = Counter(each["verdict"] for each in rows)
-    largest = max((float(each["error"]) for each in rows if each["verdict"] == VERIFIED), default=0.0)
+    exact = sum(float(each["error"]) <= EXACT for each in rows if each["verdict"] == VERIFIED)
     only = Counter(finding(each["case"]).get("only") for each in rows if each["verdict"] == WRONG)
     parts = "".join(f", {count} of them {where} only" for where, count in only.items() if where)
     judged = len(rows) - counts[NOT_RUN] - counts[OPEN]
     return (
-        f"**Of {judged} layouts that were compared, {counts[VERIFIED]} are verified, with errors of at most {largest:.1e}. "
-        f"{counts[WRONG]} are wrong{parts}. {counts[DEFINITION]} compute something else by definition. "
-        f"{counts[NOT_RUN] + counts[OPEN]} more could not be run.**"
+        f"**Of {judged} layouts that were compared, {counts[VERIFIED]} are verified, {exact} of them with errors below {EXACT:g}, "
+        f"the others within their measured rounding, which is larger. {counts[WRONG]} are wrong{parts}. {counts[DEFINITION]} compute "
+        f"something else by definition. {counts[NOT_RUN] + counts[OPEN]} more could not be run.**"
     )
 
 
