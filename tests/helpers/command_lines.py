@@ -1,6 +1,6 @@
-"""The one way to run a command line: ``python WORDS`` in a forked child, where torch is imported before.
+"""Command lines: those of ``scripts/`` in this process, and ``python WORDS`` in a forked child of another.
 
-``shared()`` is the ``CommandLines`` of this test process. Its process is ``forked_python.py``.
+The other process has imported torch. ``shared()`` is its handle; it is ``forked_python.py``.
 """
 
 from __future__ import annotations
@@ -87,14 +87,6 @@ class Command:
             shutil.rmtree(self.folder)
         return self._output
 
-    def first_line(self) -> str:
-        """The first line on stdout, as soon as it is whole; empty if it ends without one."""
-        stdout = self.folder / "stdout"
-        while (is_running := self.poll() is None) and not stdout.read_text().count("\n"):
-            self._lines.read(0.02)
-        text = stdout.read_text()
-        return text.partition("\n")[0] if is_running or "\n" in text else ""
-
     def send_signal(self, number: int) -> None:
         """Send it a signal, if it still runs."""
         if self.poll() is None:
@@ -106,14 +98,11 @@ class Command:
 
 
 class CommandLines:
-    """A process that runs each command line in a forked child; ``close`` ends it.
+    """A process that runs each command line in a forked child; ``close`` ends it."""
 
-    A ``prefix`` starts it elsewhere: a command that replaces itself by the rest of its words.
-    """
-
-    def __init__(self, prefix: Sequence[str] = ()) -> None:
+    def __init__(self) -> None:
         self.process = subprocess.Popen(
-            [*prefix, sys.executable, str(SERVER)],
+            [sys.executable, str(SERVER)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=os.environ | ENVIRONMENT,
