@@ -113,7 +113,8 @@ def run_and_exit(words: list[str], environment: Mapping[str, str], held: Sequenc
         code = 0
     except SystemExit as end:
         code = exit_code(end)
-    except BaseException:
+    except BaseException as error:
+        sys.last_value = error
         traceback.print_exc()
     finally:
         finish(code)

@@ -1,7 +1,4 @@
-"""Loops of two gloo ranks that are right, wrong for a named cause, or not comparable.
-
-One pair of processes runs all of them, one after the other.
-"""
+"""Loops of two gloo ranks that are right, wrong for a named cause, or not comparable."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -57,21 +54,10 @@ def verdict(_: ProcessGroup, name: str) -> list[dict[str, Any]]:
     return claims[name].json()
 
 
-@pytest.fixture(scope="module")
-def verdicts() -> dict[str, list[Any]]:
-    return in_ranks(
-        2,
-        __file__,
-        *(f"verdict:{name}" for name in claims),
-        "equal_rows_not_divided",
-        "raised_on_both_ranks",
-        "one_step_more",
-    )
-
-
 @pytest.mark.parametrize("name", claims)
-def test_the_verdict_of(name: str, verdicts: dict[str, list[Any]]) -> None:
-    claims[name].check([Ended(**each) for of_rank in verdicts[f"verdict:{name}"] for each in of_rank])
+def test_the_verdict_of(name: str) -> None:
+    (by_rank,) = in_ranks(2, __file__, f"verdict:{name}").values()
+    claims[name].check([Ended(**each) for of_rank in by_rank for each in of_rank])
 
 
 def mean_over_ranks(model: nn.Module, divisor: int = 2, skips: str = "-") -> Callable[[], None]:
@@ -116,12 +102,6 @@ wrong(
     ddp_not_divided=lambda: loop(seeded(), layout=DistributedDataParallel, micro=4, share=lambda number: 1.0),
 )
 wrong(
-    "micro-batches divided by 4",
-    ddp_with_an_incomplete_window=lambda: loop(
-        seeded(), layout=DistributedDataParallel, micro=3, share=lambda number: 1 / 4
-    ),
-)
-wrong(
     "ranks of unequal rows are averaged as if equal",
     ddp_with_unequal_rows_on_ranks=lambda: loop(
         seeded(),
@@ -138,7 +118,26 @@ wrong(
         batch=lambda step, number: tokens(step, number, 1 + 3 * rank()),
     ),
 )  # fmt: skip
+wrong(
+    "micro-batches is not divided by 2",
+    equal_rows_not_divided=lambda: loop(
+        seeded(), layout=DistributedDataParallel, micro=2, batch=alike, share=lambda number: 1.0
+    ),
+)
 wrong("it is the sum over the 2 ranks", gradients_summed_by_hand=lambda: by_hand(micro=3, divisor=1))
+
+
+@wrong("differs between ranks before the step", "were not seeded alike")
+def models_with_other_seeds_averaged_by_hand() -> Any:
+    run = watch(model := seeded(seed=rank()), mse)
+    return train(run, model, sgd(model), before_step=mean_over_ranks(model))
+
+
+@wrong("differs between ranks after the step", "an optimizer of another state")
+def a_learning_rate_of_each_rank() -> Any:
+    run = watch(model := seeded(), mse)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1 + 0.1 * rank())
+    return train(run, DistributedDataParallel(model), optimizer)
 
 
 class UsesMoreOnRank0(MLP):
@@ -320,9 +319,6 @@ right(
     fsdp=lambda: loop(seeded(), layout=fully_shard),
     fsdp_nested=lambda: loop(seeded(), layout=nested, micro=2),
     fsdp_clipped=lambda: loop(seeded(), layout=nested, clip_norm=0.05, clips=0.05),
-    fsdp_with_a_fused_optimizer=lambda: loop(
-        seeded(), layout=nested, optimizer=partial(torch.optim.AdamW, fused=True)
-    ),
     fsdp_with_muon=lambda: loop(
         seeded(lambda: nn.Sequential(*[nn.Linear(8, 8, bias=False), nn.Tanh(), nn.Linear(8, 4, bias=False)])),
         layout=nested,
@@ -473,16 +469,6 @@ def a_loss_over_shards_of_the_vocabulary() -> Any:
 # --- ranks together ---
 
 
-def equal_rows_not_divided(_: ProcessGroup) -> str:
-    return Ended.of(
-        loop(seeded(), layout=DistributedDataParallel, micro=2, batch=alike, share=lambda number: 1.0)
-    ).words
-
-
-def test_the_cause_is_found_where_ranks_have_equal_rows(verdicts: dict[str, list[Any]]) -> None:
-    assert "micro-batches is not divided by 2" in verdicts["equal_rows_not_divided"][0]
-
-
 def raised_on_both_ranks(_: ProcessGroup) -> str:
     run = watch(model := seeded(), mse, raises=True)
     try:
@@ -492,8 +478,8 @@ def raised_on_both_ranks(_: ProcessGroup) -> str:
     return ""
 
 
-def test_a_finding_is_raised_inside_the_step_of_every_rank(verdicts: dict[str, list[Any]]) -> None:
-    first, second = verdicts["raised_on_both_ranks"]
+def test_a_finding_is_raised_inside_the_step_of_every_rank() -> None:
+    first, second = in_ranks(2, __file__, "raised_on_both_ranks")["raised_on_both_ranks"]
     assert "not divided by 4" in first
     assert first == second
 
@@ -510,8 +496,10 @@ def one_step_more(_: ProcessGroup) -> list[Any]:
     return [run.steps, run.note, trains_on]
 
 
-def test_a_rank_that_takes_a_step_more_says_so_and_trains_on(verdicts: dict[str, list[Any]]) -> None:
-    (steps, note, trains_on), (others_steps, _, others_train) = verdicts["one_step_more"]
+def test_a_rank_that_takes_a_step_more_says_so_and_trains_on() -> None:
+    (steps, note, trains_on), (others_steps, _, others_train) = in_ranks(2, __file__, "one_step_more")[
+        "one_step_more"
+    ]
     assert steps == others_steps == 1
     assert "other ranks did not begin" in note
     assert (trains_on, others_train) == (True, False)

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from command_lines import ROOT, script
-from launching import AGENT, start, wait
+from command_lines import ROOT, python, script
+from launching import AGENT
 from mlflow_reader import everything, expected_metrics, history, mlflow_runs, only_run
 from torch import nn
 from tracking_processes import wait_until
@@ -87,12 +87,18 @@ def uri(home_with_store: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return f"sqlite:///{home_with_store / 'mlflow.db'}"
 
 
-@pytest.fixture
-def recording(dpexp_home: Path) -> Iterator[Recording]:
-    """One that has begun, and is closed at the end; no follower delivers it."""
-    recording = Recording.begin(nn.Linear(5, 2), "mine", {"steps": 4})
+def begin(name: str | None = "mine", **options: Any) -> Recording:
+    """A recording that no follower delivers."""
+    recording = Recording.begin(nn.Linear(5, 2), name, options)
     assert recording._follower is not None
     recording._follower.kill()
+    return recording
+
+
+@pytest.fixture
+def recording(dpexp_home: Path) -> Iterator[Recording]:
+    """One that has begun, and is closed at the end."""
+    recording = begin(steps=4)
     yield recording
     recording.close()
 
@@ -101,7 +107,7 @@ def run_program(folder: Path, end: str, *before: str) -> tuple[subprocess.Comple
     """Run the stand-in for a user's program; its run id."""
     program = folder / "program.py"
     program.write_text(PROGRAM)
-    done = wait(start(*before, str(program), end, PYTHONPATH=str(ROOT)))
+    done = python(*before, program, end, PYTHONPATH=str(ROOT))
     assert done.stdout, done.stderr
     return done, done.stdout.split()[-1]
 
@@ -188,9 +194,9 @@ def test_every_screen_shows_it_and_reproduce_refuses(dpexp_home: Path, recording
 # --- one process ----------------------------------------------------------------------------------
 
 
-def test_two_at_once_are_two_runs_and_a_run_beside_them_works(dpexp_home: Path, uri: str) -> None:
+def test_two_at_once_are_two_runs_and_a_run_beside_them_works(dpexp_home: Path) -> None:
     threads = set(threading.enumerate())
-    first, second = (Recording.begin(nn.Linear(5, 2), name, {}) for name in ("first", "second"))
+    first, second = begin("first"), begin("second")
     first.log({"accuracy": 0.25})
     second.log({"accuracy": True})
     record = dpexp.run("single", steps=1, warmup=0, phase_steps=0, check=False, track=False, quiet=True)
@@ -234,16 +240,6 @@ def test_numbers_of_any_kind_are_logged_and_nothing_else(dpexp_home: Path, recor
             recording.log({"x": 7.0, "y": value})  # type: ignore[dict-item]
     recording.close()
     assert str(record_of(dpexp_home, recording.run_id).metrics) == "{'x': [1.0, 0.5, 2.0, 0.25, 3.0, nan]}"
-
-
-def test_what_is_logged_after_a_pause_is_written_at_once(dpexp_home: Path, recording: Recording) -> None:
-    for number in range(5):
-        recording.log({"accuracy": number})
-        recording.log({"loss": number})
-    assert record_of(dpexp_home, recording.run_id).metrics == {
-        "accuracy": [0, 1, 2, 3, 4],
-        "loss": [0, 1, 2, 3, 4],
-    }
 
 
 def test_a_full_disk_is_said_once_and_the_loop_goes_on(
@@ -309,14 +305,13 @@ def test_what_cannot_begin_is_a_user_error(
 
 
 def test_options_are_plain_and_the_experiment_is_that_of_the_environment(
-    dpexp_home: Path, uri: str, monkeypatch: pytest.MonkeyPatch
+    dpexp_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DPEXP_EXPERIMENT", "loops")
-    options: dict[str, Any] = {"clip_norm": nn.utils.clip_grad_norm_, "weight": nn.MSELoss(), "raises": False}
-    recording = Recording.begin(nn.Linear(5, 2), None, options)
+    recording = begin(None, clip_norm=nn.utils.clip_grad_norm_, weight=nn.MSELoss(), raises=False)
     recording.close()
     record = record_of(dpexp_home, recording.run_id)
-    assert everything(uri, recording.run_id)["experiment"] == record.experiment == "loops"
+    assert record.experiment == "loops"
     assert json.loads(json.dumps(record.config)) == record.config
     assert (record.config["clip_norm"], record.config["weight"]) == ("clip_grad_norm_", "MSELoss")
     assert os.environ["DPEXP_EXPERIMENT"] == record.config["experiment"]
