@@ -2,12 +2,14 @@
 
 from pathlib import Path
 
+import pytest
 from command_lines import CommandLines
 from printed import ROOT, blocks, write_examples
 
 PAGE = "docs/models-and-data.md"
 
 
+@pytest.mark.slow
 def test_the_commands_of_the_page_work(tmp_path: Path, command_lines: CommandLines, dpexp_home: Path) -> None:
     (block,) = [block for block in blocks(PAGE) if block.needs == "transformers"]
     write_examples(PAGE, tmp_path)

@@ -91,22 +91,6 @@ def test_equal_seeds_build_equal_weights_of_every_option(name: str) -> None:
         assert description(changed) != description(plain), key
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_shards_compute_what_the_batch_computes(name: str) -> None:
-    """Outputs of the shards are those of the batch; their losses, weighted by rows, add up to its loss."""
-    model, dataset = ready(name)
-    model, dataset = model.double(), dataset.to(torch.float64)
-    batch = first(dataset, 10)
-    shards = zip(*(tensor.chunk(3) for tensor in (*batch.inputs, batch.targets)), strict=True)
-    outputs, losses = [], torch.zeros(())
-    for *inputs, targets in shards:
-        outputs.append(model(*inputs))
-        losses = losses + dataset.objective.loss(outputs[-1], targets) * len(targets) / batch.rows
-    expected = model(*batch.inputs)
-    assert torch.allclose(torch.cat(outputs), expected, rtol=1e-12, atol=1e-12)
-    assert torch.allclose(losses.double(), dataset.objective.loss(expected, batch.targets), rtol=1e-6)
-
-
 # --- shapes --------------------------------------------------------------------------------------
 
 
@@ -155,11 +139,6 @@ def test_step_does_not_depend_on_later_steps(name: str) -> None:
     assert not torch.allclose(model(one)[:, 6:], model(two)[:, 6:])
 
 
-def test_error_for_a_long_sequence_names_the_number_of_positions() -> None:
-    with pytest.raises(ValueError, match="sequences of 13 steps, but positions for 12: length=13"):
-        built("transformer")(torch.randn(1, 13, 8))
-
-
 # --- options from the data -----------------------------------------------------------------------
 
 
@@ -182,6 +161,7 @@ def test_features_decide_the_options_that_are_not_given(
 # --- learning ------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "source", "epochs", "lr", "wanted"),
     [

@@ -1,12 +1,8 @@
 """parallel_apply: the state of a thread, replicas that wait for each other, exceptions, threads."""
 
-import copy
 import gc
-import multiprocessing
-import pickle
 import threading
 import traceback
-import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
-from dpexp.devices import HOST, current_device, virtual
+from dpexp.devices import current_device, virtual
 from dpexp.parallel import DataParallel, parallel_apply
 
 
@@ -45,14 +41,6 @@ def test_an_input_is_a_tuple_of_arguments_or_the_only_argument(devices: Any) -> 
     for inputs in ([(x,), (y,)], [x, y], [[x], [y]]):
         for found, wanted in zip(parallel_apply(layers, inputs, None, devices), expected, strict=True):
             assert torch.equal(found, wanted)
-
-
-def test_without_devices_a_replica_computes_on_the_device_of_its_input() -> None:
-    nested = {"a": [None, (3, torch.zeros(1))]}
-    assert parallel_apply([Call(lambda *_: current_device())] * 2, [(nested,), (5,)]) == [
-        (HOST, 0),
-        (HOST, 1),
-    ]
 
 
 def test_every_replica_knows_its_device_and_number() -> None:
@@ -89,23 +77,14 @@ def in_each(state: Callable[[], Any]) -> Any:
     return first
 
 
-@pytest.mark.parametrize("grad", [True, False])
-def test_replicas_have_the_callers_grad_mode(grad: bool) -> None:
-    with torch.set_grad_enabled(grad):
-        assert in_each(torch.is_grad_enabled) == grad
-
-
-def test_replicas_have_the_callers_inference_mode() -> None:
+def test_replicas_have_the_callers_modes() -> None:
+    for grad in (True, False):
+        with torch.set_grad_enabled(grad):
+            assert in_each(torch.is_grad_enabled) == grad
     with torch.inference_mode():
         assert in_each(torch.is_inference_mode_enabled)
-        assert DataParallel(nn.Linear(2, 2), virtual(2))(torch.zeros(4, 2)).is_inference()
-    assert not in_each(torch.is_inference_mode_enabled)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_replicas_have_the_callers_autocast_with_its_dtype(dtype: torch.dtype) -> None:
-    with torch.autocast("cpu", dtype=dtype):
-        assert in_each(lambda: (torch.ones(2, 2) @ torch.ones(2, 2)).dtype) == dtype
+    with torch.autocast("cpu", dtype=torch.float16):
+        assert in_each(lambda: (torch.ones(2, 2) @ torch.ones(2, 2)).dtype) == torch.float16
     assert not in_each(lambda: torch.is_autocast_enabled("cpu"))
 
 
@@ -156,19 +135,6 @@ def test_fake_tensors_are_computed_in_the_thread_of_their_mode() -> None:
     assert outputs.shape == (9, 2)
 
 
-def test_hooks_of_the_caller_see_what_each_replica_saves_and_where() -> None:
-    seen: list[Any] = []
-    unpacked: list[Any] = []
-    hooks = (lambda t: (seen.append(current_device()), t)[1], lambda t: (unpacked.append(t), t)[1])
-    x = torch.randn(7, requires_grad=True)
-    with torch.autograd.graph.saved_tensors_hooks(*hooks):
-        out = DataParallel(Call(torch.exp), virtual(3))(x)
-    out.sum().backward()
-    assert seen == [(device, i) for i, device in enumerate(virtual(3))]
-    assert len(unpacked) == 3
-    torch.testing.assert_close(x.grad, x.exp())
-
-
 def test_checkpoint_around_replicas_gives_the_gradients_of_each() -> None:
     """It numbers what is saved, in the order in which its hooks get it."""
     net = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6), nn.Tanh()).double()
@@ -178,12 +144,6 @@ def test_checkpoint_around_replicas_gives_the_gradients_of_each() -> None:
         out = checkpoint(wrapped, x, use_reentrant=False)
         found = torch.autograd.grad(out.square().sum(), list(net.parameters()))
         assert all(map(torch.equal, found, expected))
-
-
-def test_the_meta_device_computes_shapes() -> None:
-    layer, x = nn.Linear(4, 3, device="meta"), torch.zeros(7, 4, device="meta")
-    assert [out.shape for out in parallel_apply([layer, layer], [x, x])] == [(7, 3)] * 2
-    assert DataParallel(layer, ["meta", "meta"])(x).shape == (7, 3)
 
 
 # --- exceptions ----------------------------------------------------------------------------------
@@ -232,30 +192,6 @@ def test_the_other_replicas_finish_before_the_exception_is_raised() -> None:
     assert sorted(map(str, done)) == ["1", "2"]
 
 
-class BadError(ValueError):
-    """Unlike PyTorch's and Python's own, it takes weak references."""
-
-
-def test_an_exception_and_what_its_frames_hold_end_with_the_except_clause() -> None:
-    held: list[weakref.ref[Any]] = []
-
-    def attempt() -> None:
-        forward = raise_in({1, 2}, lambda: held.append(weakref.ref(raised := BadError())) or raised)
-        held.append(weakref.ref(forward))
-        try:
-            apply(forward)
-        except BadError as caught:
-            held.append(weakref.ref(caught))
-
-    gc.disable()  # what only the garbage collector frees is a cycle
-    try:
-        attempt()
-        assert len(held) == 4
-        assert [reference() for reference in held] == [None] * 4
-    finally:
-        gc.enable()
-
-
 # --- threads -------------------------------------------------------------------------------------
 
 
@@ -281,37 +217,3 @@ def test_a_module_keeps_its_threads_and_they_end_with_it() -> None:
             assert not thread.is_alive()
     finally:
         gc.enable()
-
-
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda module: pickle.loads(pickle.dumps(module))])
-def test_a_copied_or_pickled_module_starts_threads_of_its_own(copied: Callable[[Any], Any]) -> None:
-    wrapped, x = DataParallel(nn.Linear(2, 2), virtual(3)), torch.randn(6, 2)
-    expected = wrapped(x)
-    assert torch.equal(copied(wrapped)(x), expected)
-
-
-def test_an_idle_thread_keeps_no_replica_or_batch_alive() -> None:
-    wrapped, seen = DataParallel(Call(lambda x: x + 0), virtual(2)), list[weakref.ref[Any]]()
-    wrapped.module.register_forward_hook(
-        lambda module, args, _: seen.extend(map(weakref.ref, (module, *args)))
-    )
-    wrapped(torch.zeros(4, 2))
-    assert [reference() for reference in seen] == [None] * 4
-
-
-def compute_in_child(wrapped: nn.Module, queue: Any) -> None:
-    torch.set_num_threads(1)
-    queue.put(wrapped(torch.arange(6.0)).tolist())
-
-
-@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
-def test_a_forked_process_starts_its_own_threads() -> None:
-    wrapped = DataParallel(nn.Identity(), virtual(3))
-    expected = wrapped(torch.arange(6.0)).tolist()
-    context = multiprocessing.get_context("fork")
-    queue = context.SimpleQueue()
-    process = context.Process(target=compute_in_child, args=(wrapped, queue), daemon=True)
-    process.start()
-    process.join(60)
-    assert process.exitcode == 0
-    assert queue.get() == expected

@@ -72,14 +72,6 @@ def test_a_block_that_keeps_a_probability_leaves_its_submodules_in_training() ->
     assert (block.training, block.inner.training) == (False, True)
 
 
-def test_a_callable_with_a_module_is_examined_and_any_other_is_not() -> None:
-    class Wrapper:
-        module = nn.Dropout(0.5)
-
-    assert draws_random_numbers(Wrapper())
-    assert not draws_random_numbers(print)
-
-
 def test_replicas_with_dropout_compute_one_after_the_other_in_order() -> None:
     class Noisy(nn.Dropout):
         def forward(self) -> None:  # type: ignore[override]

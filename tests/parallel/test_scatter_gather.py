@@ -51,15 +51,6 @@ def test_a_batch_is_split_as_chunk_splits_it(batch: int, count: int, expected: l
     assert rows(scatter(torch.zeros(batch, 5), virtual(count))) == expected
 
 
-def test_scatter_is_twice_differentiable() -> None:
-    x = torch.randn(4, 4, dtype=torch.double, requires_grad=True)
-    first, _ = scatter(x, virtual(2))
-    first.backward(torch.full_like(first, 2.0))
-    assert torch.equal(x.grad, torch.cat([torch.full((2, 4), 2.0), torch.zeros(2, 4)]).double())
-    assert gradcheck(lambda y: scatter(y, virtual(3)), (x,))
-    assert gradgradcheck(lambda y: scatter(y, virtual(3)), (x,))
-
-
 def test_a_write_into_a_chunk_does_not_change_the_batch() -> None:
     x = torch.ones(4, 2)
     for chunk in scatter(x, virtual(2)):
@@ -69,35 +60,9 @@ def test_a_write_into_a_chunk_does_not_change_the_batch() -> None:
     torch.cat([chunk.relu_() for chunk in scatter(hidden, virtual(2))]).sum().backward()
 
 
-def test_scatter_keeps_channels_last() -> None:
-    x = torch.randn(4, 3, 5, 5).contiguous(memory_format=torch.channels_last)
-    assert all(chunk.is_contiguous(memory_format=torch.channels_last) for chunk in scatter(x, virtual(2)))
-
-
-def test_containers_are_scattered_and_keep_their_type() -> None:
-    x = torch.arange(6.0)
-    batch = (
-        [x, (x + 1, {"a": x + 2})],
-        Pair(x, [x]),
-        OrderedDict(z=x, a=x),
-        defaultdict(list, b=x),
-    )
-    chunks = scatter(batch, virtual(3))
-    assert len(chunks) == 3
-    first, pair, ordered, default = chunks[1]
-    assert torch.equal(first[0], x[2:4])
-    assert torch.equal(first[1][1]["a"], x[2:4] + 2)
-    assert isinstance(first, list)
-    assert isinstance(first[1], tuple)
-    assert isinstance(pair, Pair)
-    assert list(ordered) == ["z", "a"]
-    assert isinstance(ordered, OrderedDict)
-    assert isinstance(default, defaultdict)
-    assert default.default_factory is list
-    gathered = gather(chunks, "cpu")
-    assert torch.equal(gathered[0][1][1]["a"], x + 2)
-    assert type(gathered[1]) is Pair
-    assert type(gathered[2]) is OrderedDict
+def test_a_defaultdict_stays_one() -> None:
+    (chunk,) = scatter([defaultdict(list, b=X)], virtual(1))[0]
+    assert (type(chunk), chunk.default_factory) == (defaultdict, list)
 
 
 def test_non_tensors_go_to_every_device_by_reference() -> None:
@@ -122,16 +87,6 @@ def test_keyword_and_positional_arguments_have_equally_many_chunks() -> None:
     assert [
         (len(args[0]), len(named["mask"]), named["scale"]) for args, named in zip(inputs, kwargs, strict=True)
     ] == [(2, 2, 2.0)] * 5
-
-
-def test_only_positional_or_only_keyword_arguments() -> None:
-    x = torch.randn(4, 2)
-    inputs, kwargs = scatter_kwargs((), {"x": x}, virtual(2))
-    assert inputs == ((), ())
-    assert [len(named["x"]) for named in kwargs] == [2, 2]
-    inputs, kwargs = scatter_kwargs((x,), None, virtual(2))
-    assert kwargs == ({}, {})
-    assert scatter_kwargs((), {}, virtual(2)) == ((), ())
 
 
 def test_different_batch_sizes_are_an_error_and_no_rows_are_dropped() -> None:
@@ -232,26 +187,12 @@ def test_a_dict_that_is_a_dataclass_too_is_gathered_as_a_dict() -> None:
     assert out.logits.shape == out["logits"].shape == (4, 3)
 
 
-def test_gathered_containers_keep_their_type_and_empty_ones_too() -> None:
-    values = torch.randn(3, 4).max(dim=1)
-    out = gather([[(), {}, [], values, Pair(values[0], None)]] * 2, "cpu")
-    assert out[:3] == [(), {}, []]
-    assert type(out[3]) is type(values)
-    assert out[3].values.shape == (6,)
-    assert out[4].left.shape == (6,)
-
-
 @pytest.mark.parametrize(
     ("value", "kind"), [(1, "an int"), (0.5, "a float"), (True, "a bool"), ("ab", "a str")]
 )
 def test_an_output_that_cannot_be_gathered_is_named_with_its_path(value: Any, kind: str) -> None:
     with pytest.raises(TypeError, match=rf"output\['n'\]\[0\] is {kind} .* cannot be joined from 2 replicas"):
         gather([{"n": [value]}, {"n": [value]}], "cpu")
-
-
-def test_a_dataclass_field_that_cannot_be_gathered_is_named() -> None:
-    with pytest.raises(TypeError, match=r"output\.hidden is a set"):
-        gather([Scores(torch.zeros(1), {1})] * 2, "cpu")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -312,7 +253,7 @@ def equal(a: Any, b: Any) -> bool:
     return bool(a == b)
 
 
-@settings(max_examples=300, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=100, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(st.data(), st.integers(0, 12), st.integers(1, 9), st.integers(-3, 2))
 def test_scatter_then_gather_is_the_identity(data: st.DataObject, rows: int, count: int, dim: int) -> None:
     value = data.draw(containers(st.one_of(tensors(rows, dim), st.none())))
