@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from dpexp.config.run_config import RunConfig
+from dpexp.config.strategy_options import RankOptions
 from dpexp.distributed.group import ProcessGroup
 from dpexp.engine.observations import run_facts
 from dpexp.engine.passes import execute
@@ -29,6 +30,14 @@ def recorded(
         execute(prepared, journal, ProgressBar(hidden=True))
         journal.set(status="finished")
     return Record.load(journal.folder)
+
+
+def along_mesh(group: ProcessGroup, config: RunConfig) -> ProcessGroup:
+    """The ranks of a group along the mesh of a run, with the same reports of what ends them."""
+    assert isinstance(config.options, RankOptions)
+    along = ProcessGroup(config.options.mesh_of(group.size))
+    along._faults = group._faults
+    return along
 
 
 def ended(prepared: Prepared) -> dict[str, Any]:

@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "verification" / "c
 
 import torch
 from command_lines import ENVIRONMENT
-from engine_runs import recorded
+from engine_runs import along_mesh, recorded
 from torch import distributed
 
 from dpexp.config.process import home
@@ -64,9 +64,7 @@ def records(ranks: int, *options: dict[str, Any]) -> list[Record]:
 def record(group: ProcessGroup, text: str) -> dict[str, Any]:
     """The Record of a run; on a rank that is not the first, an empty one."""
     config = RunConfig.from_dict(json.loads(text))
-    assert isinstance(config.options, RankOptions)
-    group = ProcessGroup(config.options.mesh_of(group.size))
-    return recorded(home(), config, new_run_id(), group=group).to_dict()
+    return recorded(home(), config, new_run_id(), group=along_mesh(group, config)).to_dict()
 
 
 def training_error(config: RunConfig, group: ProcessGroup) -> float:

@@ -8,17 +8,12 @@ from typing import Any
 
 import plain_loop
 from command_lines import HELPERS
+from engine_runs import along_mesh, recorded
 from plain_loop import BATCH, BY_NUMBERS, OPTIMIZERS, STEPS, Training
 
 from dpexp.config.process import home
 from dpexp.config.run_config import RunConfig
-from dpexp.config.strategy_options import RankOptions
 from dpexp.distributed.group import ProcessGroup
-from dpexp.engine.passes import execute
-from dpexp.engine.prepare import prepare
-from dpexp.engine.progress import ProgressBar
-from dpexp.record.journal import Journal, NullJournal
-from dpexp.record.record import Record
 
 FILE = Path(plain_loop.__file__)
 LAYOUT = f"{HELPERS}/layouts.py"
@@ -46,7 +41,7 @@ RANKS: dict[str, dict[str, Any]] = {
     "custom of rows": {"layout": f"{LAYOUT}:sharded", "mesh": "dp=2"},
 }
 """Layouts of two ranks."""
-FEW = ("ddp unused", "custom of rows")
+FEW = ("functional", "hybrid of replicas", "custom", "ddp unused", "custom of rows")
 """Those whose gradients come together as in another: they train with some optimizers."""
 FOR_SPARSE = ("sgd", "adam", "adagrad")
 
@@ -116,14 +111,10 @@ def cases(layouts: dict[str, dict[str, Any]]) -> list[Case]:
     ]
 
 
-def losses(group: ProcessGroup) -> list[list[float]]:
+def losses(group: ProcessGroup, layout: str) -> list[list[float]]:
     """Case of ``in_ranks``: the losses of the trainings in ranks; empty ones of ranks but the first."""
     found = []
-    for number, case in enumerate(cases(RANKS)):
-        options = case.config.options
-        assert isinstance(options, RankOptions)
-        prepared = prepare(case.config, group=ProcessGroup(options.mesh_of(group.size)))
-        with Journal(home() / "runs", f"judged{number}") if group.is_first else NullJournal() as journal:
-            execute(prepared, journal, ProgressBar(hidden=True))
-        found.append(Record.load(journal.folder).steps["loss"] if group.is_first else [])
+    for number, case in enumerate(cases({layout: RANKS[layout]})):
+        own = along_mesh(group, case.config)
+        found.append(recorded(home(), case.config, f"judged{number}", group=own).steps["loss"])
     return found

@@ -50,15 +50,6 @@ class Synchronized(Two):
         return nn.SyncBatchNorm(5)
 
 
-class Hooked(Two):
-    """Keeps a list of the finished gradients of its head."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.finished: list[torch.Tensor] = []
-        self.head.bias.register_post_accumulate_grad_hook(self.finished.append)
-
-
 class Scan(Two):
     """A recurrence in float32 inside of a model of any type, as the scan of a Mamba is."""
 

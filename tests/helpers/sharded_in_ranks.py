@@ -66,7 +66,7 @@ def trained(group: ProcessGroup, case: str) -> list[Any]:
 
 
 def lookup(group: ProcessGroup) -> dict[str, Any]:
-    """What a lookup of this rank's ids sends; rank 1 looks up 32 times as many as the others, each thrice."""
+    """What a lookup of this rank's ids sends; rank 1 looks up 32 times as many as the other, each thrice."""
     table = nn.Embedding(10_000, 8)
     nn.init.normal_(table.weight, generator=torch.Generator().manual_seed(0))
     expected = table.weight.detach().clone()

@@ -69,12 +69,6 @@ def test_a_module_called_twice_has_two_rows() -> None:
     ]
 
 
-def test_tied_parameters_are_counted_once() -> None:
-    model = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False))
-    model[1].weight = model[0].weight
-    assert [row["module"] for row in device_map(single(model))] == ["0"]
-
-
 def test_buffers_are_in_the_device_map() -> None:
     rows = device_map(whole(nn.BatchNorm1d(3), 3))
     kinds = {row["parameter"]: (row["kind"], row["bytes"], row["dtype"]) for row in rows}

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from engine_runs import recorded
-from launching import record, run
+from in_ranks import records
 
 from dpexp.config.run_config import RunConfig
 from dpexp.measurement.profile import STEPS
@@ -59,9 +59,9 @@ def test_the_operators_of_all_replicas_are_in_trace_and_table_for_their_owner(dp
 
 
 def test_ranks_profile_together_and_the_first_keeps_its_trace(dpexp_home: Path) -> None:
-    words = "ddp --virtual 2 --steps 2 --warmup 1 --phase-steps 0 --no-check --profile --json"
-    profiled = record(run(*words.split()))
-    events = trace(dpexp_home / "runs" / profiled["run_id"])
+    options = {"steps": 2, "warmup": 1, "phase_steps": 0, "check": False, "profile": True}
+    (profiled,) = records(2, {"strategy": "ddp"} | options)
+    events = trace(dpexp_home / "runs" / profiled.run_id)
     assert len(spans(events, "c10d::allreduce_")) >= STEPS
     assert len({each["pid"] for each in spans(events, "aten::addmm")}) == 1
 

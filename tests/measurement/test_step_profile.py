@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 from engine_runs import recorded
-from launching import record, run
+from in_ranks import records
+from launching import run
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -89,9 +90,8 @@ def test_the_memory_of_a_chain_is_its_closed_form(dpexp_home: Path) -> None:
 
 
 def test_parameters_of_fsdp_are_those_of_the_shard(dpexp_home: Path) -> None:
-    words = "fsdp --virtual 2 --block layers.* --steps 2 --warmup 1 --no-check --json --batch-size"
-    done = record(run(*words.split(), str(ROWS), "--model", f"{__file__}:Chain"))
-    assert [row["parameters"] for row in done["memory_use"]] == [PARAMETERS // 2] * 2
+    (found,) = records(2, SHORT | {"strategy": "fsdp", "block": ["layers.*"], "model": f"{__file__}:Chain"})
+    assert [row["parameters"] for row in found.memory_use] == [PARAMETERS // 2] * 2
 
 
 @pytest.mark.gpu
@@ -131,23 +131,22 @@ def test_what_cannot_be_observed_is_left_out(dpexp_home: Path) -> None:
     assert (record.memory_use, record.work) == ([], {})
 
 
-@pytest.mark.parametrize(("model", "code", "status"), [("Shy", 0, "finished"), ("ShyInOneRank", 1, "failed")])
-def test_an_error_in_the_observed_step_ends_no_run_or_all_ranks(
-    dpexp_home: Path, model: str, code: int, status: str
-) -> None:
-    """If all ranks have it, it is a note; if one has it, the others wait for it in a collective."""
+def test_an_error_of_all_ranks_in_the_observed_step_is_a_note(dpexp_home: Path) -> None:
+    (found,) = records(2, SHORT | {"strategy": "ddp", "model": f"{__file__}:Shy"})
+    assert (len(found.steps["loss"]), bool(found.phases)) == (2, True)
+    assert "somebody is looking" in found.work["note"]
+
+
+def test_an_error_of_one_rank_in_the_observed_step_ends_all(dpexp_home: Path) -> None:
+    """The others wait for it in a collective."""
     words = "ddp --virtual 2 --steps 2 --warmup 1 --phase-steps 1 --no-check --comm-timeout 60 --model"
-    done = run(*words.split(), f"{__file__}:{model}")
-    assert done.returncode == code, done.stderr
+    done = run(*words.split(), f"{__file__}:ShyInOneRank")
+    assert done.returncode == 1, done.stderr
     (folder,) = (dpexp_home / "runs").iterdir()
     record = Record.load(folder)
-    assert (record.status, len(record.steps["loss"])) == (status, 2)
-    assert record.phases
-    if code:
-        assert "rank 1" in done.stderr
-        assert "somebody is looking" in done.stderr
-    else:
-        assert "somebody is looking" in record.work["note"]
+    assert (record.status, len(record.steps["loss"]), bool(record.phases)) == ("failed", 2, True)
+    assert "rank 1" in done.stderr
+    assert "somebody is looking" in done.stderr
 
 
 def test_a_forward_only_run_has_no_gradients(dpexp_home: Path) -> None:

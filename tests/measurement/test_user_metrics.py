@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 import torch
-from launching import record, run
+from in_ranks import records
+from launching import run
 from mlflow_reader import expected_metrics
 from torch import nn
 
@@ -69,11 +70,9 @@ def test_metrics_are_those_of_all_rows_and_the_same_over_replicas_and_ranks(dpex
     by_dict = {"validation": held_out(), "metrics": {"f1": macro_f1}}
     single = run_with("single", devices="cpu", **by_dict)
     whole = run_with("whole", virtual=2, **by_dict)
-    words = ("--model", f"{__file__}:Measured", "--data", f"{__file__}:train", "--no-check", "--json")
-    words += ("--validation", f"{__file__}:held_out", "--epochs", str(EPOCHS), "--lr", "0.5")
-    ddp = Record.from_dict(
-        record(run("ddp", "--virtual", "2", *words, "--warmup", "0", "--phase-steps", "0"))
-    )
+    files = {"model": "Measured", "data": "train", "validation": "held_out"}
+    named = {option: f"{__file__}:{name}" for option, name in files.items()}
+    (ddp,) = records(2, SHORT | named | {"strategy": "ddp", "epochs": EPOCHS, "batch_size": 30})
     assert single.metrics.keys() == {"accuracy", "validation_loss", "validation_f1"}
     for other in (whole, ddp):
         assert other.metrics["validation_f1"] == single.metrics["validation_f1"]
@@ -84,10 +83,9 @@ def test_metrics_are_those_of_all_rows_and_the_same_over_replicas_and_ranks(dpex
 
 
 def test_without_rows_that_are_held_out_metrics_are_of_the_rows_of_the_epoch(dpexp_home: Path) -> None:
-    words = ("--model", f"{__file__}:Net", "--data", f"{__file__}:train", "--metrics", f"{__file__}:both")
-    done = record(run("single", *words, "--steps", "2", "--phase-steps", "0", "--json"))
-    assert done["metrics"].keys() == {"train_f1", "train_rows"}
-    assert done["metrics"]["train_rows"] == [60.0], "of two steps, not of the three of an epoch"
+    found = run_with("single", devices="cpu", metrics=both, steps=2, epochs=None, batch_size=30)
+    assert found.metrics.keys() == {"train_f1", "train_rows"}
+    assert found.metrics["train_rows"] == [60.0], "of two steps, not of the three of an epoch"
 
 
 @pytest.mark.parametrize(

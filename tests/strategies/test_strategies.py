@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import nn
 
-import dpexp.parallel
 from dpexp import devices
 from dpexp.config.errors import ConfigError
 from dpexp.config.run_config import RunConfig
@@ -20,7 +19,6 @@ from dpexp.strategies import replicas
 from dpexp.strategies.modules import Wrapper, matching, named_parameters, parts
 from dpexp.strategies.placed import Placed
 from dpexp.strategies.registry import STRATEGIES
-from dpexp.strategies.replicas import DataParallelCall
 from dpexp.timing import Timer
 
 TUTORIAL = [30, 30, 30, 10]
@@ -74,7 +72,6 @@ def test_every_strategy_is_found_with_its_options_and_its_layout() -> None:
     ("count", "pieces"),
     [
         (1, [[30], [30], [30], [10]]),
-        (2, [[15, 15]] * 3 + [[5, 5]]),
         (3, [[10, 10, 10]] * 3 + [[4, 4, 2]]),
         (8, [[4, 4, 4, 4, 4, 4, 4, 2]] * 3 + [[2, 2, 2, 2, 2]]),
     ],
@@ -131,15 +128,6 @@ def test_hybrid_on_several_devices_splits_the_dense_part_only() -> None:
     assert split(rows, "linear", "replica")[0] == [([[15, 10]], [[15, 10]])] * 2
     replicas = {row["module"]: row["replicas"] for row in device_map(placed)}
     assert replicas == {"embedding": [], "linear": ["cpu:1"]}
-
-
-def test_sparse_gradients_have_only_the_rows_of_the_batch() -> None:
-    placed = lay_out("hybrid", virtual=1, options={"sparse": True})
-    placed.module(torch.tensor([3, 3, 7])).sum().backward()
-    gradient = named_parameters(placed.module)["embedding.weight"].grad
-    assert gradient is not None
-    assert gradient.is_sparse
-    assert gradient.coalesce().indices().tolist() == [[3, 7]]
 
 
 @pytest.mark.parametrize("strategy", ["whole", "block", "functional", "hybrid"])
@@ -307,13 +295,6 @@ def test_submodules_may_be_called_with_keyword_arguments(strategy: str, options:
     used = devices.virtual(virtual)
     placed = STRATEGIES[strategy](config.options).place(model, used, Timer(used))
     torch.testing.assert_close(placed.module(ids), expected)
-
-
-def test_functional_gathers_on_the_output_device() -> None:
-    used = devices.virtual(2)
-    library: Any = dpexp.parallel
-    call = DataParallelCall(nn.Linear(5, 2), used, library, Timer(used), torch.device("meta"))
-    assert call(torch.zeros(6, 5)).device.type == "meta"
 
 
 def test_wrappers_do_not_change_the_names_of_modules() -> None:

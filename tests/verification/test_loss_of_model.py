@@ -5,15 +5,13 @@ from typing import Any
 
 import pytest
 import torch
-from engine_runs import ended, recorded
-from in_ranks import in_ranks
+from engine_runs import recorded
+from in_ranks import records
 from torch import nn
 from torch.nn import functional
 
 import dpexp
 from dpexp.config.run_config import RunConfig
-from dpexp.distributed.group import ProcessGroup
-from dpexp.engine.prepare import prepare
 from dpexp.parallel import DataParallel
 
 HERE = str(Path(__file__).resolve())
@@ -116,30 +114,18 @@ def test_a_loss_may_read_what_the_forward_has_stored() -> None:
     assert proof_result(Stored(), as_it_is).passed
 
 
-def of_ranks(group: ProcessGroup, model: str) -> dict[str, Any]:
-    return ended(prepare(RunConfig("ddp", model=f"{HERE}:{model}", **STEPS), group=group))
-
-
-def test_ranks_have_the_loss_of_their_model() -> None:
-    cases = [f"of_ranks:{model}" for model in ("Weighted", "Stored", "Stored:p=0.5")]
-    found = [each[0] for each in in_ranks(2, HERE, *cases).values()]
-    assert [each["error"] for each in found] == [""] * 3
-    *whole, in_chunks = (each["verification"] for each in found)
-    assert [each[part]["note"] for each in whole for part in ("first_steps", "last_step")] == [""] * 4
-    reason = "its loss reads what the forward of one shard has stored"
-    assert f"not compared in training mode: RuntimeError: {reason}" in in_chunks["note"]
-    assert reason in in_chunks["first_steps"]["note"]
+@pytest.mark.parametrize("model", ["Weighted", "Stored", "Stored:p=0.5"])
+def test_ranks_have_the_loss_of_their_model(model: str) -> None:
+    facts = records(2, STEPS | {"strategy": "ddp", "model": f"{HERE}:{model}"})[0].verification
+    assert facts["passed"]
+    reason = "its loss reads what the forward of one shard has stored" if "p=" in model else ""
+    assert f"not compared in training mode: RuntimeError: {reason}" in facts["note"] or not reason
+    assert [bool(facts[part]["note"]) for part in ("first_steps", "last_step")] == [bool(reason)] * 2
+    assert reason in facts["first_steps"]["note"]
 
 
 @pytest.mark.parametrize("layout", [as_it_is, replicas])
-@pytest.mark.parametrize(
-    "loss",
-    [
-        Counting(),
-        Centered(),
-        Locked(),
-    ],
-)
+@pytest.mark.parametrize("loss", [Counting(), Centered(), Locked()])
 def test_a_loss_counts_for_each_side(layout: Any, loss: Any) -> None:
     result = proof_result(Weighted(), layout, loss, accumulate=2)
     assert (result.passed, list(result.notes)) == (True, [])

@@ -4,10 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-import torch
-from odd_models import Hooked
 from planted import Planted, on_host
-from torch import distributed, nn
 
 from dpexp.config.errors import ConfigError
 from dpexp.config.run_config import RunConfig
@@ -25,26 +22,6 @@ def test_a_compiled_submodule_is_placed_predicted_and_verified() -> None:
     rows = predict(prepared, [next(prepared.batches(0))]).shapes
     assert {row["device"] for row in rows if row["module"] == "middle"} == {"cpu:1"}
     assert verify(prepared).passed
-
-
-def test_trying_a_batch_leaves_gradients_and_their_hooks_as_they_are() -> None:
-    config = RunConfig("ddp", model="odd_models:Hooked", devices="cpu")
-    model = prepare(config).model
-    assert isinstance(model, Hooked)
-    assert model.finished == []
-    assert all(parameter.grad is None for parameter in model.parameters())
-    nn.functional.mse_loss(model(torch.ones(1, 5)), torch.ones(1, 2)).backward()
-    assert len(model.finished) == 1
-
-
-def test_sync_batch_norm_of_ranks_on_the_host_is_refused_before_the_run(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    config = RunConfig("ddp", model="odd_models:Synchronized", devices="cpu")
-    prepare(config)
-    monkeypatch.setattr(distributed, "is_initialized", lambda: True)
-    with pytest.raises(ConfigError, match=r"SyncBatchNorm \(middle\) computes on accelerators only"):
-        prepare(config)
 
 
 def test_fsdp_refuses_a_scalar_parameter_before_the_run() -> None:

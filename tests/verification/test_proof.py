@@ -65,8 +65,7 @@ def where_it_computes(prepared: Prepared) -> set[str]:
 
 
 @pytest.mark.parametrize("strategy", LAYOUTS)
-@pytest.mark.parametrize("count", [2, 3, 8])
-@pytest.mark.parametrize("rows", [30, 10])
+@pytest.mark.parametrize(("count", "rows"), [(2, 30), (8, 10)])
 def test_every_layout_equals_the_single_device_to_rounding(strategy: str, count: int, rows: int) -> None:
     prepared = prepare(RunConfig(strategy, virtual=count, batch_size=rows, options=OPTIONS.get(strategy, {})))
     assert len(where_it_computes(prepared)) > 1, "it would be compared with itself"
@@ -76,11 +75,10 @@ def test_every_layout_equals_the_single_device_to_rounding(strategy: str, count:
     assert result.worst["gradients"].error < 1e-14
 
 
-@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adam, torch.optim.Adagrad])
-def test_a_right_layout_trains_as_a_single_device_with_any_optimizer(optimizer: Any) -> None:
+def test_a_right_layout_trains_as_a_single_device_and_its_model_stays() -> None:
     model = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 2))
     before = copy.deepcopy(model.state_dict())
-    result = proof_result(model, optimizer=optimizer)
+    result = proof_result(model, optimizer=torch.optim.Adam)
     assert (result.passed, result.steps) == (True, 3)
     assert {"outputs", "loss", "gradients", "parameters", "updates", "optimizer"} >= result.worst.keys()
     assert all(each.error < 1e-13 for each in result.worst.values())
@@ -127,8 +125,7 @@ class OtherNorm(Shards):
         return self.factor * super().total_norm(gradients)
 
 
-@pytest.mark.parametrize("accumulate", [1, 2])
-@pytest.mark.parametrize("limit", [1e-6, 1e6])
+@pytest.mark.parametrize(("limit", "accumulate"), [(1e-6, 2), (1e6, 1)])
 def test_a_norm_that_is_wrong_is_found_whether_the_run_clips_by_it_or_not(
     limit: float, accumulate: int
 ) -> None:
@@ -186,11 +183,6 @@ def test_buffers_that_shards_write_from_their_own_rows_are_named_and_not_compare
     assert any("0.mean" in note and "0.shift" not in note for note in result.notes)
 
 
-def test_on_one_device_every_buffer_is_compared_and_none_is_excused() -> None:
-    result = proof_result(kept(), laid_out("single"))
-    assert (result.passed, result.notes, result.error("buffers")) == (True, [], 0.0)
-
-
 def test_a_buffer_that_a_single_device_does_not_write_is_compared() -> None:
     def shifted(model: Any) -> Placed:
         """What is written is not in the outputs of this step, but in those of the next."""
@@ -198,23 +190,6 @@ def test_a_buffer_that_a_single_device_does_not_write_is_compared() -> None:
         return laid_out("whole")(model)
 
     assert "buffers (0.shift) differ by 1.0e+00" in proof_result(kept(), shifted).cause
-
-
-class Renormed(nn.Module):
-    """A table whose rows the forward shortens; the inputs choose rows by their rank."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.table, self.fc = nn.Embedding(12, 4, max_norm=0.5), nn.Linear(4, 2)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.fc(self.table((x.abs().sum(1) * 10).long() % 12))
-
-
-@pytest.mark.parametrize("strategy", ["whole", "functional", "single"])
-def test_rows_that_max_norm_shortens_are_right(strategy: str) -> None:
-    result = proof_result(Renormed(), laid_out(strategy))
-    assert result.passed, result.cause
 
 
 # --- hooks on parameters ------------------------------------------------------------------------------
@@ -249,7 +224,7 @@ def test_a_copy_of_a_model_keeps_the_hooks_on_its_parameters() -> None:
     assert (model.finished, copy_of_it.finished) == (0, 1)
 
 
-@pytest.mark.parametrize("strategy", ["whole", "functional", "place"])
+@pytest.mark.parametrize("strategy", ["whole", "place"])
 def test_hooks_on_parameters_are_part_of_what_is_verified(strategy: str) -> None:
     options = {"place": ["*=cpu"]} if strategy == "place" else {}
     assert proof_result(Masked(), laid_out(strategy, **options)).passed
@@ -276,13 +251,6 @@ def test_a_copy_casts_floats_keeps_ties_and_shares_nothing() -> None:
 
 
 # --- the Record ---------------------------------------------------------------------------------------
-
-
-def test_a_model_is_copied_after_a_hook_has_computed_its_weight() -> None:
-    model = nn.utils.spectral_norm(nn.Linear(3, 2))
-    expected = model.eval()(torch.ones(1, 3))
-    made = copied(model, torch.float64)
-    assert torch.allclose(made(torch.ones(1, 3).double()).float(), expected)
 
 
 def test_the_record_has_the_step_and_the_tensor_of_the_largest_error() -> None:

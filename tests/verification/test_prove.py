@@ -112,6 +112,7 @@ def test_a_scripted_part_is_refused_by_name() -> None:
         dpexp.prove(model, data_parallel, batches(), nn.functional.mse_loss, devices=DEVICES)
 
 
+@pytest.mark.slow
 def test_the_example_of_the_docs_proves_a_layout_over_ranks(tmp_path: Path) -> None:
     write_examples("docs/custom-layouts.md", tmp_path)
     root = str(Path(dpexp.__file__).parents[1])

@@ -8,7 +8,7 @@ from warnings import catch_warnings
 import pytest
 import torch
 from command_lines import HELPERS
-from engine_runs import ended
+from engine_runs import along_mesh, ended
 from in_ranks import in_ranks
 from torch import distributed, nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -19,7 +19,6 @@ from torch.nn.parallel import DistributedDataParallel
 import dpexp
 from dpexp.config.errors import ConfigError
 from dpexp.config.run_config import RunConfig
-from dpexp.config.strategy_options import RankOptions
 from dpexp.distributed.group import ProcessGroup
 from dpexp.engine.prepare import prepare
 from dpexp.verification.diagnosis.agreement import Agreement
@@ -252,8 +251,7 @@ def run(group: ProcessGroup, name: str) -> dict[str, Any]:
     if "layout" in options:
         options["mesh"] = f"dp={group.size}"
     config = RunConfig.from_dict(options)
-    assert isinstance(config.options, RankOptions)
-    return ended(prepare(config, group=ProcessGroup(config.options.mesh_of(group.size))))
+    return ended(prepare(config, group=along_mesh(group, config)))
 
 
 def result(name: str) -> dict[str, Any]:

@@ -4,12 +4,11 @@ from typing import Any
 
 import pytest
 from catalogue import KINDS, RIGHT, Run, runs
-from engine_runs import ended
+from engine_runs import along_mesh, ended
 from in_ranks import in_ranks
 from torch.nn import functional
 
 from dpexp.config.run_config import RunConfig
-from dpexp.config.strategy_options import RankOptions
 from dpexp.distributed.group import ProcessGroup
 from dpexp.engine.prepare import prepare
 
@@ -25,11 +24,8 @@ PARAMETERS = [
 def end(group: ProcessGroup | None, name: str) -> dict[str, Any]:
     """How the run of a case ends: its error, and its verification."""
     config, linear = RunConfig.from_dict(CASES[name].options), functional.linear
-    if group is not None:
-        assert isinstance(config.options, RankOptions)
-        group = ProcessGroup(config.options.mesh_of(group.size))
     try:
-        return ended(prepare(config, group=group))
+        return ended(prepare(config, group=along_mesh(group, config) if group else None))
     finally:
         functional.linear = linear  # which a case wraps
 

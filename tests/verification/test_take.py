@@ -76,19 +76,6 @@ def test_a_model_whose_gradients_are_all_zero_is_not_called_verified() -> None:
         dpexp.prove(Dead(), lambda model, devices: model, batches, functional.mse_loss)
 
 
-@pytest.mark.parametrize("strategy", ["whole", "functional"])
-def test_a_batch_norm_without_statistics_is_compared_chunk_by_chunk(strategy: str) -> None:
-    config = RunConfig(strategy, virtual=2, model=f"{__file__}:normed", steps=2, warmup=2, phase_steps=0)
-    found = ended(prepare(config))
-    facts = found["verification"]
-    assert found["error"] == ""
-    assert [part["passed"] for part in (facts, facts["first_steps"], facts["last_step"])] == [True] * 3
-
-
-def normed() -> nn.Module:
-    return nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8, track_running_stats=False), nn.Linear(8, 2))
-
-
 @pytest.mark.gpu
 def test_what_a_kernel_of_an_accelerator_rounds_is_measured_there() -> None:
     """CUDA's hardswish of float64 rounds 1/6 to float32."""

@@ -1,8 +1,10 @@
 """Models that are right in every layout, each with something that verification could stumble over."""
 
+import random
 from dataclasses import dataclass
 from types import SimpleNamespace
 
+import numpy as np
 import torch
 from catalogue import BASES, STRATEGIES, run
 from hidden import Magnitudes as Magnitudes_
@@ -41,26 +43,13 @@ class ForceField(Net):
 
 
 @run(*SPLIT)
-class Variational(Net):
-    """Draws by `randn_like`, and classes by Gumbel noise, in its forward."""
+class Draws(Net):
+    """Draws from the generators of PyTorch, Python and NumPy in its forward."""
 
     def forward(self, x):
-        mean, spread = self.second(self.act(self.first(x))).chunk(2, 1)
-        drawn = functional.gumbel_softmax(mean + spread.exp() * torch.randn_like(mean), tau=1.0)
-        return self.third(torch.cat([drawn, spread], 1))
-
-
-@run(*SPLIT)
-class Complex(Net):
-    """A complex layer, between a Fourier transform and its inverse."""
-
-    def __init__(self):
-        super().__init__()
-        self.mixing = nn.Parameter(torch.randn(5, 5, dtype=torch.complex64))
-
-    def forward(self, x):
-        frequencies = torch.fft.rfft(self.act(self.second(self.first(x))))
-        return self.third(torch.fft.irfft(frequencies @ self.mixing.to(frequencies.dtype), n=8))
+        x = self.second(self.act(self.first(x)))
+        drawn = np.random.rand() + random.random() if self.training else 1.0
+        return self.third(self.act(x) * drawn + torch.randn_like(x))
 
 
 @dataclass

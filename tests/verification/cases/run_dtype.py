@@ -22,6 +22,12 @@ def rounded_weights(model):
             parameter.data.copy_(parameter.data.bfloat16().float())
 
 
+@run("replicas", model="nets.Norms", words="buffers (norm.running_mean")
+def statistics_in_float32(model):
+    """In float32 the batch norm has momentum 0.2."""
+    model.norm.momentum = 0.2 if model.first.weight.dtype == torch.float32 else 0.1
+
+
 @run("host", autocast="bfloat16")
 def scaled_under_autocast(model):
     """The output of `second` is 5% too large under autocast."""

@@ -48,15 +48,6 @@ PLANTED: dict[str, tuple[Callable[[nn.Module], Placed], list[str]]] = {
         ["outputs differ by inf", OUTPUT + "module 'first': it has 28 rows instead of 30: rows are dropped"],
     ),
     "not finite": (wrapped("", lambda module, inputs: module(inputs) / 0), ["outputs differ by inf"]),
-    "mean of means": (
-        wrapped("second", weighted(mean_of_means, 3), pieces=3),
-        [
-            "step 2 (10 rows): gradients",
-            GRADIENT + "'second.",
-            "the mean of the shards' means",
-            "4, 4, 2 rows",
-        ],
-    ),
     "mean of means of unknown shards": (
         wrapped("second", weighted(mean_of_means, 3)),
         [
