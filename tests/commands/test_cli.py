@@ -177,7 +177,7 @@ DEEP = """
 from torch import nn
 
 
-def deep(blocks=100):
+def deep(blocks=60):
     layers = (nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Dropout(0.1)) for _ in range(blocks))
     return nn.Sequential(*layers)
 """

@@ -28,26 +28,6 @@ class Model(nn.Module):
         return torch.randn(samples, 5, generator=generator), torch.zeros(samples, 2)
 
 
-class Wrapped(nn.Module):
-    """A block in DataParallel, as PyTorch's tutorial writes it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.block1 = nn.Linear(5, 4)
-        self.block2 = nn.DataParallel(nn.Linear(4, 4))
-        self.block3 = nn.Linear(4, 2)
-
-    example = Model.example
-
-    def forward(self, x: Tensor) -> Any:
-        return self.block3(self.block2(self.block1(x)))
-
-
-class Linear(nn.Linear):
-    def __init__(self) -> None:
-        super().__init__(5, 2)
-
-
 class SparseTable(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -77,10 +57,6 @@ def stopping() -> nn.Module:
 
 def verbose() -> nn.Module:
     raise ValueError("word " * 40_000)
-
-
-def a_class() -> type[nn.Module]:
-    return Model
 
 
 # --- modules and parameters ----------------------------------------------------------------------
@@ -142,25 +118,6 @@ class RaisingInReplicas(Model):
         return super().forward(x)
 
 
-class Leaving(Model):
-    """Calls sys.exit in training."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.training and torch.is_grad_enabled() and len(x) == 10 and x.dtype == torch.float32:
-            sys.exit(7)  # not in the batch that is tried before the run
-        return super().forward(x)
-
-
-class Verbose(Leaving):
-    """Raises 200 kB of text in training."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        try:
-            return super().forward(x)
-        except SystemExit:
-            raise ValueError("\n".join(40_000 * ["word"])) from None
-
-
 class Lazy(Model):
     """Learns its input width from the first batch."""
 
@@ -176,17 +133,6 @@ class TwoDevices(Model):
         return self.second(self.first(x)) + self.first(x)[:, :2]
 
 
-class Unequal(Model):
-    """Passes two tensors of different batch size to a submodule."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.join = Join()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.second(self.join(self.first(x), torch.ones(2, 4)))
-
-
 class Centered(nn.Linear):
     """Subtracts the mean of the batch: a shard has another mean, so that no replicated layout verifies."""
 
@@ -198,54 +144,6 @@ class Centered(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x - x.mean(0))
-
-
-class Join(nn.Module):
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        return x * y.mean(0)
-
-
-class Words(Model):
-    """Outputs that cannot be joined: a string beside the tensor."""
-
-    def forward(self, x: Tensor) -> Any:
-        return {"logits": super().forward(x), "language": "en"}
-
-    def loss(self, outputs: Any, targets: Tensor) -> Any:
-        return super().loss(outputs["logits"], targets)
-
-
-class Scalar(Model):
-    """Computes the loss inside the model: no rows are left to gather."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x).square().mean()
-
-    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        return outputs.mean()
-
-
-class Bursting(Model):
-    """The submodule ``burst`` returns infinity from the 14th training step on, with --lr 1."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.burst = Burst()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.burst(super().forward(x).detach())
-
-    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        return outputs.mean()
-
-
-class Burst(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.level = nn.Parameter(torch.zeros(()))  # rises by the learning rate at every step
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x.abs() / (self.level < 12.5) - self.level
 
 
 class Stuck(torch.autograd.Function):

@@ -15,7 +15,7 @@ from typing import Any
 import journals
 import pytest
 from command_lines import PATIENCE_S
-from launching import AGENT, SCRIPT, Process, ranks_of, record, start, wait, words
+from launching import AGENT, SCRIPT, Process, ranks_of, record, start_forked, wait, words
 from mlflow_reader import Death, dying, expected_metrics, history, is_system, only_run
 
 from dpexp.record.journal import JOURNAL, Journal, now
@@ -173,7 +173,7 @@ def test_a_restart_by_torchrun_is_one_document_and_one_mlflow_run(
     gate = tmp_path / "gate"
     gate.touch()
     (tmp_path / "slow.py").write_text(WAITING_MODEL.format(gate=str(gate)))
-    process = start(*AGENT, "2", "--max-restarts", "1", SCRIPT, *command)
+    process = start_forked(*AGENT, "2", "--max-restarts", "1", SCRIPT, *command)
     until_delivered(dpexp_home / "mlflow.db", 45, process)
     os.kill(ranks_of(process)[1], signal.SIGKILL)
     gate.unlink()
