@@ -34,13 +34,11 @@ from dpexp.record.files import JournalError, check_writable
 from dpexp.record.journal import Journal, NullJournal, new_run_id, now
 from dpexp.record.record import Record, finish
 from dpexp.record.redact import redact
-from dpexp.record.runs import begin
-from dpexp.tracking.follow import Follower
-from dpexp.tracking.ledger import Delivery
 from dpexp.tracking.user_runs import user_run
 
 if TYPE_CHECKING:
     from dpexp.engine.prepared import Prepared
+    from dpexp.tracking.ledger import Delivery
 
 RANK_PROGRAM = "from dpexp.commands.rank import run_rank; run_rank()"
 """What the process of a rank runs."""
@@ -143,6 +141,8 @@ def execute(
     ``on_record`` gets the Record and that error while the rest is delivered to MLflow.
     Raises ConfigError for whatever prevents the start of the run: then nothing is written.
     """
+    from dpexp.tracking.follow import Follower  # --help does without it
+
     world, launched = World.of_next_run(), config.options.launch_options
     if world is None and launched is not None:
         return _launch_ranks(config, launched, quiet, on_record)
@@ -185,6 +185,7 @@ def _begin(
     signals.hold()  # torch turns what is raised in its import into another error, or aborts
     from dpexp.engine.observations import run_facts
     from dpexp.engine.ranks import prepare_ranks
+    from dpexp.record.runs import begin
 
     signals.release()
     if is_last:
@@ -246,6 +247,8 @@ def _warn_of_user_run(found: str) -> None:
 
 def _launch_ranks(config: RunConfig, options: LaunchOptions, quiet: bool, on_record: OnRecord) -> Outcome:
     """Start the ranks with torchrun's launcher; the Record is that of the first rank."""
+    from dpexp.tracking.ledger import Delivery
+
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # read when torch is imported
     with as_config_error("the start of the run", JournalError), importing_torch(quiet):
         from dpexp.engine.prepare import prepare

@@ -63,7 +63,7 @@ def main(folder: Path) -> None:
             record = measured(experiment, cell)
             record.name, record.experiment = name, experiment.name
             found[cell].append(record)
-            write_runs(experiment.records / machine_kind({name: record}), {cell: found[cell]})
+            write_runs(experiment.records / machine_kind([record]), {cell: found[cell]})
 
 
 if __name__ == "__main__":

@@ -7,14 +7,13 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import IntEnum
+from pathlib import Path
 from typing import IO, Any
 
 import typer
-from typer.core import TyperCommand, TyperGroup
 
 from dpexp.config.errors import ConfigError, Terminated, describe, shortened, text_of
 from dpexp.config.printable import printable
-from dpexp.distributed.launch import end_rank
 from dpexp.record.files import JournalError
 from dpexp.record.redact import redact
 
@@ -33,41 +32,15 @@ class Exit(IntEnum):
     TERMINATED = 143
 
 
-class RichHelp:
-    """``--help`` in named panels; without Typer's markup mode, which would draw a box around errors too."""
-
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        from typer import rich_utils
-
-        del formatter  # rich prints
-        rich_utils.rich_format_help(obj=self, ctx=ctx, markup_mode="rich")  # type: ignore[arg-type]
-
-
-class Command(RichHelp, TyperCommand):
-    """A command."""
-
-
-class Group(RichHelp, TyperGroup):
-    """Commands, of which a wrong name suggests the nearest."""
-
-
-class App(typer.Typer):
-    """A Typer app whose commands are ``Command``."""
-
-    def command(self, name: str | None = None, **options: Any) -> Any:
-        return super().command(name, **{"cls": Command, **options})
-
-
 def make_app(help: str, *, completion: bool = False) -> typer.Typer:
-    """The Typer app of a script: no pretty tracebacks; ``completion`` of the shell on request."""
-    return App(
-        cls=Group,
+    """The Typer app of a script; ``completion`` of the shell on request."""
+    return typer.Typer(
         help=help,
         add_completion=completion,
         no_args_is_help=True,
-        rich_markup_mode=None,
+        rich_markup_mode="rich",
         pretty_exceptions_enable=False,
-        context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+        context_settings={"help_option_names": ["-h", "--help"]},
     )
 
 
@@ -76,7 +49,7 @@ def run_app(app: typer.Typer) -> None:
     buffer_stdout()
     code: Any = Exit.DONE
     try:
-        app()
+        _call(app)
     except (ConfigError, JournalError) as error:
         print_error(error, text_of(error))
         code = Exit.USAGE
@@ -88,8 +61,29 @@ def run_app(app: typer.Typer) -> None:
     if not isinstance(code, int | None):
         sys.exit(code)
     if "LOCAL_RANK" in os.environ:  # started by torchrun
+        from dpexp.distributed.launch import end_rank
+
         end_rank(int(code or 0))
     sys.exit(code)
+
+
+def _call(app: typer.Typer) -> None:
+    """Call the command of this process's command line.
+
+    The command that the first words name is an app by itself. A group would build all of its commands, and
+    Typer imports pydantic to parse the options of a group: that takes twice as long.
+    """
+    program, words = [Path(sys.argv[0]).name], sys.argv[1:]
+    for group in app.registered_groups:
+        if words[:1] == [group.name] and group.typer_instance is not None:
+            program.append(words.pop(0))
+            app = group.typer_instance
+    for command in app.registered_commands:
+        if words[:1] == [command.name]:
+            program.append(words.pop(0))
+            app = make_app("")
+            app.registered_commands = [command]
+    app(words, prog_name=" ".join(program))
 
 
 def buffer_stdout() -> None:

@@ -1,100 +1,164 @@
-"""Grid: the words of ``sweep STRATEGY... --OPTION value,value`` as options of the command ``run``.
+"""Grid: ``sweep STRATEGY... --OPTION value,value`` as a plan: a cell for each combination of the values.
+
+::
+
+    whole single --virtual 1,2  ->  whole-virtual_1   whole-virtual_2   single
+                                    (with --virtual 1: the baseline of both)
 
 A value splits at its commas, unless it has ``:`` or ``=``, as ``linear:in=5,out=2`` has: then an option is
 repeated for several values. A flag, as ``--sparse``, is a value of its own: ``--sparse --dense`` are two.
 Where one run takes an option several times, ``+`` joins: ``--block block1+block2`` is one value.
+
+A combination that its strategy refuses is left out. A value that no cell accepts is an error, and so is a
+grid without cells.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+import re
+import shlex
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import redirect_stdout
+from dataclasses import replace
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import typer
 
 from dpexp.commands import run
-from dpexp.config.errors import ConfigError, did_you_mean, unknown
+from dpexp.config.errors import ConfigError, as_config_error, did_you_mean, unknown
 from dpexp.config.process import command
 from dpexp.config.run_config import RunConfig, option_names
 from dpexp.config.strategy_options import REFERENCE, STRATEGY_OPTIONS
-from dpexp.study.grid import Axes, Grid, grid
+from dpexp.study.records import Plan
 
 OF_THE_SWEEP = frozenset({"run_name", "track", "track_timeout"})
 """Options that a sweep sets for its runs."""
+_MAX_CELL = 150
+Value = tuple[str, ...]
+"""The words of one value: ``("--virtual", "2")``, ``("--sparse",)``."""
 
 
-def parse(words: Sequence[str], own: Sequence[str], repeats: int) -> Grid:
-    """The grid of a command line; ``own`` are the options of the command ``sweep``. Raises ConfigError."""
-    return grid(parse_axes(words, own), _config, repeats)
+class Combination(NamedTuple):
+    """A strategy and one value for each of its options."""
+
+    strategy: str
+    values: Mapping[str, Value]
+
+    @property
+    def words(self) -> list[str]:
+        return [*itertools.chain.from_iterable(self.values.values())]
+
+    def refused(self, reason: str) -> str:
+        return f"{shlex.join([self.strategy, *self.words])}: {reason}"
+
+    def cell(self, varying: set[str]) -> str:
+        """``whole-virtual_2``: the name of its cell, from the options that have several values."""
+        values = (" ".join(words) for option, words in self.values.items() if option in varying)
+        slugs = (re.sub(r"[^A-Za-z0-9]+", "_", value).strip("_") for value in values)
+        return "-".join([self.strategy, *slugs])[:_MAX_CELL]
 
 
-def parse_axes(words: Sequence[str], own: Sequence[str]) -> dict[str, Axes]:
-    """The values of each option, for each strategy that has it. Raises ConfigError."""
-    strategies, values = _split(words, own)
-    if not strategies:
-        raise ConfigError(f"name a strategy to sweep: {', '.join(STRATEGY_OPTIONS)}")
-    axes: dict[str, Axes] = {}
-    for strategy in dict.fromkeys(strategies):
-        if strategy not in STRATEGY_OPTIONS:
-            raise unknown("strategy", strategy, STRATEGY_OPTIONS)
-        has = {option for _, option in _flags(strategy)}
-        axes[strategy] = {name: [*found] for name, found in values.items() if name in has}
-    if REFERENCE in axes and len(axes) > 1:
-        axes[REFERENCE] = _on_one_device(axes[REFERENCE])
-    known = {flag for strategy in axes for flag, _ in _flags(strategy)}
-    for name, found in values.items():
-        if not any(name in of_strategy for of_strategy in axes.values()):
-            raise _unknown(next(iter(found))[0], [*known, *own], f"{' '.join(axes)}: ")
-    if len(values.get("experiment", ())) > 1:
-        raise ConfigError("--experiment: the runs of a sweep are in one experiment: give one name")
-    return axes
+def plan_of(words: Sequence[str], own: Sequence[str], repeats: int) -> tuple[Plan, list[str]]:
+    """The plan of a command line, and what it leaves out, one combination for each reason.
 
-
-def _on_one_device(axes: Axes) -> Axes:
-    """The same values on the first of their devices, of the same kind: the baseline of the other strategies.
-
-    One emulated device is ranked with several, and a real one is not.
+    ``own`` are the options of the command ``sweep``. Every combination is built, and none runs. Raises
+    ConfigError.
     """
-    found: dict[str, list[tuple[str, ...]]] = {}
-    for option, values in axes.items():
-        found[option] = [*values]
-        if option in ("virtual", "devices"):
-            firsts = [(flag, "1" if value.isdecimal() else value.split(",")[0]) for flag, value in values]
-            of_kind = {name.partition(":")[0]: (flag, name) for flag, name in reversed(firsts)}
-            found[option] = [*reversed(of_kind.values())]
-    return found
+    strategies, values = _split(words, own)
+    axes = _axes(strategies, values, own)
+    accepted: list[tuple[Combination, RunConfig]] = []
+    refused: list[tuple[Combination, str]] = []
+    for combination in _combinations(axes):
+        try:
+            accepted.append((combination, _built(combination)))
+        except ConfigError as error:
+            refused.append((combination, str(error)))
+    usable = {value for one, _ in accepted for value in one.values.values()}
+    for combination, reason in refused:
+        if not accepted or not usable.issuperset(combination.values.values()):
+            raise ConfigError(combination.refused(reason))
+    runs: dict[str, RunConfig] = {}
+    for combination, config in accepted:
+        options = axes[combination.strategy]
+        name = combination.cell({option for option, found in options.items() if len(found) > 1})
+        numbered = (f"{name}-{number}" for number in itertools.count(2))
+        unique = next(one for one in itertools.chain([name], numbered) if one not in runs)
+        runs[unique] = replace(config, track=False)  # the sweep delivers its runs
+    left_out = {(each.strategy, why): each.refused(why) for each, why in reversed(refused)}
+    every = [word for found in values.values() for value in found for word in value]
+    plan = Plan(accepted[0][1].experiment, shlex.join([*axes, *every]), runs, repeats)
+    return plan, [*left_out.values()]
 
 
-def _split(
-    words: Sequence[str], own: Sequence[str]
-) -> tuple[list[str], dict[str, dict[tuple[str, ...], None]]]:
-    """(strategies, {option: the words of each value, once}). Raises ConfigError."""
-    flags = {flag: (strategy, name) for strategy in STRATEGY_OPTIONS for flag, name in _flags(strategy)}
-    strategies: list[str] = []
-    values: dict[str, dict[tuple[str, ...], None]] = {}
+def _split(words: Sequence[str], own: Sequence[str]) -> tuple[list[str], dict[str, list[Value]]]:
+    """(strategies, {option: its values, each once}). Raises ConfigError."""
+    known = {flag: option for strategy in STRATEGY_OPTIONS for flag, option in _options(strategy).items()}
+    strategies: dict[str, None] = {}
+    values: dict[str, dict[Value, None]] = {}
     remaining = iter(words)
     for word in remaining:
-        if not word.startswith("-"):
-            strategies.append(word)
-            continue
         flag, equals, value = word.partition("=")
-        if flag not in flags:
-            raise _unknown(flag, [*flags, *own])
-        strategy, name = flags[flag]
-        found = values.setdefault(name, {})
-        parameter = next(one for one in _command(strategy).params if one.name == name)
-        if parameter.is_flag:
+        if not word.startswith("-"):
+            strategies[word] = None
+            continue
+        if flag not in known:
+            raise _unknown(flag, [*known, *own])
+        option = known[flag]
+        found = values.setdefault(option.name, {})
+        if option.is_flag:
             found[(flag,)] = None
             continue
         text = value if equals else next(remaining, None)
         if text is None:
             raise ConfigError(f"{flag} needs a value")
         for part in [text] if ":" in text or "=" in text else text.split(","):
-            together = part.split("+") if parameter.multiple else [part]
+            together = part.split("+") if option.multiple else [part]
             found[tuple(itertools.chain.from_iterable((flag, one) for one in together))] = None
-    return strategies, values
+    return [*strategies], {name: [*found] for name, found in values.items()}
+
+
+def _axes(
+    strategies: list[str], values: Mapping[str, list[Value]], own: Sequence[str]
+) -> dict[str, dict[str, list[Value]]]:
+    """The values of each option, for each strategy that has it. Raises ConfigError."""
+    if not strategies:
+        raise ConfigError(f"name a strategy to sweep: {', '.join(STRATEGY_OPTIONS)}")
+    axes, known = {}, [*own]
+    for strategy in strategies:
+        if strategy not in STRATEGY_OPTIONS:
+            raise unknown("strategy", strategy, STRATEGY_OPTIONS)
+        options = _options(strategy)
+        known += options
+        has = {option.name for option in options.values()}
+        axes[strategy] = {name: found for name, found in values.items() if name in has}
+    for name, found in values.items():
+        if not any(name in of_strategy for of_strategy in axes.values()):
+            raise _unknown(found[0][0], known, f"{' '.join(axes)}: ")
+    if len(values.get("experiment", ())) > 1:
+        raise ConfigError("--experiment: the runs of a sweep are in one experiment: give one name")
+    if REFERENCE in axes and len(axes) > 1:
+        axes[REFERENCE] = {name: _on_one_device(name, found) for name, found in axes[REFERENCE].items()}
+    return axes
+
+
+def _on_one_device(option: str, values: list[Value]) -> list[Value]:
+    """The same values on the first of their devices, of the same kind: the baseline of the other strategies.
+
+    One emulated device is ranked with several, and a real one is not.
+    """
+    if option not in ("virtual", "devices"):
+        return values
+    firsts = [(flag, "1" if value.isdecimal() else value.split(",")[0]) for flag, value in values]
+    return [*{name.partition(":")[0]: (flag, name) for flag, name in firsts}.values()]
+
+
+def _combinations(axes: Mapping[str, Mapping[str, list[Value]]]) -> Iterator[Combination]:
+    for strategy, options in axes.items():
+        for values in itertools.product(*options.values()):
+            yield Combination(strategy, dict(zip(options, values, strict=True)))
 
 
 def _unknown(flag: str, known: Sequence[str], where: str = "") -> ConfigError:
@@ -102,31 +166,33 @@ def _unknown(flag: str, known: Sequence[str], where: str = "") -> ConfigError:
     return ConfigError(f"{where}unknown option '{flag}'; {hint}{did_you_mean(flag, known)}")
 
 
-def _flags(strategy: str) -> Iterator[tuple[str, str]]:
-    """(flag, option) of each option of a strategy's command that a sweep may set."""
-    allowed = {*option_names(strategy), "config_file"} - OF_THE_SWEEP
-    for parameter in _command(strategy).params:
-        if parameter.name in allowed:
-            for flag in (*parameter.opts, *parameter.secondary_opts):
-                yield flag, parameter.name
-
-
-def _command(strategy: str) -> Any:
-    """The command of a strategy."""
-    return _run_group().commands[strategy]
-
-
 @cache
-def _run_group() -> Any:
-    return typer.main.get_command(run.app)
+def _commands() -> dict[str, Any]:
+    """The command of each strategy."""
+    return typer.main.get_command(run.app).commands  # type: ignore[attr-defined, no-any-return]
 
 
-def _config(strategy: str, words: Sequence[str]) -> RunConfig:
-    """The config of a run with these options: as ``run`` makes it, from environment and files as well."""
+def _options(strategy: str) -> dict[str, Any]:
+    """{flag: option} of a strategy's command, those that a sweep may set."""
+    allowed = {*option_names(strategy), "config_file"} - OF_THE_SWEEP
+    options = [option for option in _commands()[strategy].params if option.name in allowed]
+    return {flag: option for option in options for flag in (*option.opts, *option.secondary_opts)}
+
+
+def _built(combination: Combination) -> RunConfig:
+    """The config of a run, as ``run`` makes it, from environment and files as well; its start is tried.
+
+    Raises ConfigError.
+    """
+    from dpexp.engine.prepare import prepare
+
+    strategy = combination.strategy
     try:
-        context = _command(strategy).make_context(strategy, list(words))
+        context = _commands()[strategy].make_context(strategy, combination.words)
     except typer.BadParameter as error:
         raise ConfigError(error.format_message()) from None
-    known = option_names(strategy)
-    values = {name: value for name, value in context.params.items() if name in known}
-    return RunConfig.from_dict({"strategy": strategy, **values, "run_name": ""}, where="")
+    values = {name: context.params[name] for name in option_names(strategy)}
+    config = RunConfig.from_dict({"strategy": strategy, **values, "run_name": ""}, where="")
+    with as_config_error("the start of the run"), redirect_stdout(sys.stderr):
+        prepare(config).release()
+    return config

@@ -7,14 +7,12 @@ import typer
 from dpexp import __version__
 from dpexp.commands import report, run, runs, sweep, ui
 from dpexp.commands.app import make_app, run_app
-from dpexp.commands.options import epilog
 
 app = make_app("How should this model be laid out across these devices?", completion=True)
 app.add_typer(run.app, name="run")
 app.add_typer(runs.app, name="runs")
-app.command(epilog=epilog("sweep"), context_settings=sweep.SETTINGS)(sweep.sweep)
-app.command(epilog=epilog("report"))(report.report)
-app.command(epilog=epilog("ui"))(ui.ui)
+for each in (sweep, report, ui):
+    app.add_typer(each.app)
 
 
 def _show_version(wanted: bool) -> None:

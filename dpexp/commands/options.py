@@ -10,10 +10,11 @@ import json
 import os
 import tomllib
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
@@ -26,25 +27,40 @@ from dpexp.config.strategy_options import STRATEGY_OPTIONS, LaunchOptions
 _PREFIX = "DPEXP_"
 OTHER_VARIABLES = ("DPEXP_HOME", "DPEXP_PARENT")
 """Environment variables with the prefix that do not set an option."""
-ALIASES = {"experiment": ["MLFLOW_EXPERIMENT_NAME"]}
-"""Environment variables of other programs that set an option where ``DPEXP_<NAME>`` does not."""
+VARIABLES = {"experiment": ["DPEXP_EXPERIMENT", "MLFLOW_EXPERIMENT_NAME"]}
+"""The environment variables of an option that has others than ``DPEXP_<NAME>``, the first one first."""
 
 
 def with_options(function: Callable[..., None], strategy: str) -> Callable[..., None]:
-    """Give the function a parameter for each option of the strategy in place of ``**values``, for Typer."""
+    """Give the function a parameter for each option of the strategy in place of ``**values``, for Typer.
+
+    They stand in the order of the panels of the help.
+    """
+    own = f"Options of {strategy}"
+    found = [*_parameters(STRATEGY_OPTIONS[strategy], own), *_shared()]
+    order = [own, *PANELS]
+    found.sort(key=lambda each: order.index(each.default.rich_help_panel))
     signature = inspect.signature(function, eval_str=True)
     given = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
     output = [p.replace(kind=p.KEYWORD_ONLY) for p in given]
-    by_panel: dict[str, list[inspect.Parameter]] = {}
-    for cls in (STRATEGY_OPTIONS[strategy], RunConfig):
-        types = types_of(cls)
-        for field in option_fields(cls):
-            panel = panel_of(field.name, strategy)
-            parameter = _parameter(types[field.name], field, panel)
-            by_panel.setdefault(panel, []).append(parameter)
-    found = [parameter for panel in panels(strategy) for parameter in by_panel.get(panel, [])]
     function.__signature__ = inspect.Signature([*found, *output])  # type: ignore[attr-defined]
     return function
+
+
+@cache
+def _shared() -> list[inspect.Parameter]:
+    """The parameters that all strategies have."""
+    return _parameters(RunConfig)
+
+
+def _parameters(cls: type, own_panel: str = "") -> list[inspect.Parameter]:
+    """A parameter for each option of a config class."""
+    panels = {name: panel for panel, names in PANELS.items() for name in names}
+    types = types_of(cls)
+    return [
+        _parameter(types[field.name], field, panels.get(field.name, own_panel))
+        for field in option_fields(cls)
+    ]
 
 
 def _parameter(kind: Any, field: dataclasses.Field[Any], panel: str) -> inspect.Parameter:
@@ -54,19 +70,17 @@ def _parameter(kind: Any, field: dataclasses.Field[Any], panel: str) -> inspect.
     if typing.get_origin(kind) is tuple:
         kind, default = list[str], list(typing.cast("tuple[str, ...]", default))
     choices = f" One of {', '.join(filter(None, meta['choices']))}." if meta["choices"] else ""
-    variable, flag = _PREFIX + field.name.upper(), meta["flag"] or flag_name(field.name)
     info = typer.Option(
-        flag,
+        default,
+        meta["flag"] or flag_name(field.name),
         help=meta["help"] + choices,
         metavar=meta["metavar"] or _METAVARS.get(kind),
-        envvar=[variable, *aliases] if (aliases := ALIASES.get(field.name)) else variable,
+        envvar=VARIABLES.get(field.name, _PREFIX + field.name.upper()),
         show_envvar=True,
         rich_help_panel=panel,
         show_default=default not in ("", None),
     )
-    return inspect.Parameter(
-        field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, info]
-    )
+    return inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=info, annotation=kind)
 
 
 _METAVARS = {bool: "", int: "INTEGER", float: "NUMBER", str: "NAME", list[str]: "NAME"}
@@ -78,7 +92,7 @@ _METAVARS = {bool: "", int: "INTEGER", float: "NUMBER", str: "NAME", list[str]: 
 def load_config(ctx: typer.Context, path: Path | None) -> Path | None:
     """Callback of ``--config``: the values of the file become the defaults of this command's options."""
     if path is not None:
-        ctx.default_map = {**(ctx.default_map or {}), **read_config(path, ctx.info_name or "")}
+        ctx.default_map = {**(ctx.default_map or {}), **read_config(path, ctx.command.name or "")}
     return path
 
 
@@ -126,75 +140,25 @@ def check_environment(environ: Mapping[str, str] = os.environ) -> None:
             )
 
 
+# --- panels and examples of the help -------------------------------------------------------------
+
 OUTPUT = "Output"
-WORK = (
-    "model",
-    "data",
-    "loss",
-    "metrics",
-    "validation",
-    "reduction",
-    "batch_size",
-    "optimizer",
-    "lr",
-    "clip_norm",
-    "accumulate",
-    "dtype",
-    "autocast",
-    "compile",
-)
-RANKS = tuple(field.name for field in option_fields(LaunchOptions))
-PANELS: dict[str, tuple[str, ...]] = {
-    "Model and data": (*WORK, "seed", "eval"),
-    "Devices and layout": ("devices", "virtual", "backend", "threads", *RANKS),
-    "Measuring": ("steps", "epochs", "warmup", "phase_steps", "profile", "check"),
-    "Tracking": ("track", "track_timeout", "experiment", "run_name"),
+RANKS = [field.name for field in option_fields(LaunchOptions)]
+PANELS: dict[str, list[str]] = {
+    "Model and data": [
+        *("model", "data", "loss", "metrics", "validation", "reduction", "batch_size", "optimizer", "lr"),
+        *("clip_norm", "accumulate", "dtype", "autocast", "compile", "seed", "eval"),
+    ],
+    "Devices and layout": ["devices", "virtual", "backend", "threads", *RANKS],
+    "Measuring": ["steps", "epochs", "warmup", "phase_steps", "profile", "check"],
+    "Tracking": ["track", "track_timeout", "experiment", "run_name"],
 }
-"""The options that several strategies have, by panel, in the order of the help."""
-
-COMMANDS: dict[str, tuple[str, str]] = {
-    "run models": ("", "--json"),
-    "runs list": ("-n 10", "--json"),
-    "runs show": ("last", "last --full"),
-    "runs sync": ("", "last"),
-    "runs reproduce": ("last", "record.json --trust"),
-    "runs remove": ("last", "last --yes"),
-    "sweep": ("experiments/why_slower --resume", "whole --virtual 1,2,4 --dry-run"),
-    "report": ("", "last --out compared"),
-    "ui": ("", "--port 5001"),
-}
-"""Two examples of the options of each other command; ``{}`` stands for the command where it is not first."""
-
-_VARIABLES = ("DPEXP_HOME (the folder of the runs)", "MLFLOW_TRACKING_URI (the store or server of MLflow)")
+"""The options of several strategies, by panel, in the order of the help; the rest are a strategy's own."""
 
 
-def panels(strategy: str) -> list[str]:
-    """The titles of the panels, in order: the strategy's own options first."""
-    return [_own(strategy), *PANELS]
-
-
-def panel_of(name: str, strategy: str) -> str:
-    """The title of the panel of an option; an option that stands in no other is the strategy's own."""
-    return next((panel for panel, names in PANELS.items() if name in names), _own(strategy))
-
-
-def _own(strategy: str) -> str:
-    return f"Options of {strategy}"
-
-
-def examples(strategy: str) -> str:
-    """The examples of a strategy's command, for the end of its help."""
-    return _paragraphs(f"{command('run')} {strategy}", STRATEGY_OPTIONS[strategy].examples)
-
-
-def epilog(name: str) -> str:
-    """The end of the help of a command such as ``runs list``: its examples and environment variables."""
-    app, _, subcommand = name.partition(" ")
-    examples = _paragraphs(f"{command(app)} {subcommand}".strip(), COMMANDS[name])
-    return f"{examples}\n\nEnvironment: {', '.join(_VARIABLES)}"
-
-
-def _paragraphs(program: str, lines: Iterable[str]) -> str:
-    """A paragraph for each example: a help joins the lines of one."""
-    found = (line if "{}" in line else f"{{}} {line}" for line in lines)
-    return "\n\n".join(["Examples:", *(line.format(program).strip() for line in found)])
+def examples(app: str, *lines: str) -> str:
+    """The end of a command's help: these words after the name of the app, a paragraph each, and variables."""
+    program = command(app)
+    shown = (f"{program} {line}".strip() for line in lines)
+    variables = "DPEXP_HOME (the folder of the runs), MLFLOW_TRACKING_URI (the store or server of MLflow)"
+    return "\n\n".join(["Examples:", *shown, f"Environment: {variables}"])

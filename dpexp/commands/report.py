@@ -1,4 +1,4 @@
-"""Compare recorded runs in tables and figures; write and check the READMEs of experiments.
+"""Compare recorded runs in tables and figures; write and check the results of experiments.
 
 Needs neither torch nor MLflow.
 """
@@ -7,23 +7,26 @@ from __future__ import annotations
 
 import contextlib
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from dpexp.commands.app import Exit, make_app, say, show_report
-from dpexp.commands.options import epilog
+from dpexp.commands.options import examples
 from dpexp.config.errors import ConfigError
 from dpexp.config.process import command, home, working_root
 
-app = make_app("Compare recorded runs; write or check the READMEs of experiments.")
+if TYPE_CHECKING:
+    from dpexp.study.results import Results
+
+app = make_app("Compare recorded runs; write or check the results of experiments.")
 
 Runs = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="RUN|experiments/NAME",
         help="Run id, unique prefix of one, run name, last, or the folder of a run; a sweep stands for its "
-        "runs. Default: all runs. Or folders of experiments: their READMEs and figures are written again.",
+        "runs. Default: all runs. Or folders of experiments: results.md and the figure are written again.",
     ),
 ]
 Out = Annotated[
@@ -36,13 +39,13 @@ _Check = Annotated[
     bool,
     typer.Option(
         "--check",
-        help="Check experiments (default: all) and write nothing; exit with 1 if a README, a figure, a claim "
+        help="Check experiments (default: all) and write nothing; exit with 1 if results, a figure, a claim "
         "or a config differs from what the committed Records give.",
     ),
 ]
 
 
-@app.command(epilog=epilog("report"))
+@app.command("report", epilog=examples("report", "", "last --out compared"))
 def report(runs: Runs = None, out: Out = None, check: _Check = False) -> None:
     """Compare runs: step time, speed-up with its interval, memory, and gradient error.
 
@@ -81,32 +84,31 @@ def _chosen(names: list[str]) -> list[Path]:
 
 
 def _write(names: list[str]) -> int:
-    """Write the README and figure of these experiments."""
-    from dpexp.study import readme
-    from dpexp.study.experiment import load_experiment
-
-    for folder in map(Path, names):
-        for path in readme.ExperimentReadme(load_experiment(folder)).write():
+    """Write results.md and the figure of these experiments."""
+    for name in names:
+        for path in _results(Path(name)).write():
             say(f"wrote {path}", err=True)
     return Exit.DONE
 
 
 def _check(names: list[str]) -> int:
     """Report where these experiments, or all, differ from their Records."""
-    from dpexp.study import readme
-    from dpexp.study.experiment import load_experiment
-
     every = [path.parent for path in sorted(working_root().glob("experiments/*/config.py"))]
-    checked = [Path(name) for name in names] or every
     problems = []
-    for folder in checked:
-        experiment = load_experiment(folder)
-        found = readme.ExperimentReadme(experiment).problems()
-        say(f"{experiment.name}: {f'{len(found)} problems' if found else 'agrees with its Records'}")
+    for folder in map(Path, names) if names else every:
+        found = _results(folder).problems()
+        say(f"{folder.name}: {f'{len(found)} problems' if found else 'agrees with its Records'}")
         problems += found
     for problem in problems:
         say(f"error: {problem}", err=True)
     return Exit.FAILED if problems else Exit.DONE
+
+
+def _results(folder: Path) -> Results:
+    from dpexp.study.experiment import load_experiment
+    from dpexp.study.results import Results
+
+    return Results(load_experiment(folder))
 
 
 def _folder(name: str) -> Path:

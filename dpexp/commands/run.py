@@ -6,16 +6,18 @@ import json
 import sys
 from contextlib import redirect_stdout
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from dpexp.commands.app import DEBUG, Exit, exit_on_error, make_app, print_error, say, show_report
-from dpexp.commands.options import OUTPUT, check_environment, epilog, examples, load_config, with_options
+from dpexp.commands.options import OUTPUT, check_environment, examples, load_config, with_options
 from dpexp.config.errors import Terminated, as_config_error, describe, text_of
 from dpexp.config.run_config import RunConfig
 from dpexp.config.strategy_options import STRATEGY_OPTIONS
-from dpexp.record.record import Record
+
+if TYPE_CHECKING:
+    from dpexp.record.record import Record
 
 app = make_app("Run a model under a data-parallel strategy, verify it, measure it, and record it in MLflow.")
 
@@ -68,8 +70,10 @@ def _command(strategy: str) -> None:
             else:
                 raise typer.Exit(_run(config, as_json, full, quiet))
 
-    command.__doc__ = STRATEGY_OPTIONS[strategy].__doc__
-    app.command(strategy, epilog=examples(strategy))(with_options(command, strategy))
+    options = STRATEGY_OPTIONS[strategy]
+    command.__doc__ = options.__doc__
+    epilog = examples("run", *(f"{strategy} {line}" for line in options.examples))
+    app.command(strategy, epilog=epilog)(with_options(command, strategy))
 
 
 def _preview(config: RunConfig, as_json: bool, full: bool) -> None:
@@ -153,7 +157,7 @@ def _code(error: BaseException) -> int:
     return Exit.TERMINATED if isinstance(error, Terminated) else Exit.FAILED
 
 
-@app.command(epilog=epilog("run models"))
+@app.command("models", epilog=examples("run", "models", "models --json"))
 def models(
     as_json: _Json = False,
     debug: Debug = False,

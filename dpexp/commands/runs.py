@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dpexp.commands.app import Exit, make_app, say, show_report
-from dpexp.commands.options import OUTPUT, epilog
+from dpexp.commands.options import OUTPUT, examples
 from dpexp.config.errors import ConfigError, no_file
 from dpexp.config.printable import printable_line
 from dpexp.config.process import command, home
@@ -40,7 +40,7 @@ def find_run(name: str) -> Path:
     return find(runs_folder(), name)
 
 
-@app.command("list", epilog=epilog("runs list"))
+@app.command("list", epilog=examples("runs", "list -n 10", "list --json"))
 def list_(
     as_json: Json = False,
     limit: Annotated[
@@ -78,7 +78,7 @@ def list_(
         say(f"no run yet in {runs}: {command('run')} hybrid makes one", err=True)
 
 
-@app.command(epilog=epilog("runs show"))
+@app.command("show", epilog=examples("runs", "show last", "show last --full"))
 def show(
     run: _Run,
     as_json: Json = False,
@@ -101,7 +101,7 @@ def show(
     say(f"delivered to MLflow: {delivered(home(), [folder.name])[folder.name]}")
 
 
-@app.command(epilog=epilog("runs sync"))
+@app.command("sync", epilog=examples("runs", "sync", "sync last"))
 def sync(
     runs: Annotated[
         list[str] | None,
@@ -160,7 +160,7 @@ def _print(result: SyncResult) -> None:
     say(f"{result.run_id}  {result.state}{message}", err=not result.is_well)
 
 
-@app.command(epilog=epilog("runs reproduce"))
+@app.command("reproduce", epilog=examples("runs", "reproduce last", "reproduce record.json --trust"))
 def reproduce(
     run: Annotated[
         str, typer.Argument(metavar="RUN|record.json", help="A recorded run, or the file of a Record.")
@@ -181,7 +181,7 @@ def reproduce(
     """Repeat a recorded run and compare: the exit code is 0 only if all required values are equal."""
     from dpexp.record.record import Record
     from dpexp.report import terminal
-    from dpexp.study import reproduce, reproduction
+    from dpexp.study import reproduce
 
     path = Path(run).expanduser()
     if path.suffix == ".json" and not path.is_file():
@@ -194,11 +194,11 @@ def reproduce(
         say(f"warning: {message}", err=True)
 
     result = reproduce.reproduce(record, trust=is_trusted, warn=warn, track=track)
-    show_report(terminal.terminal_text(reproduction.reproduction_sections(result)))
+    show_report(terminal.terminal_text(result.sections()))
     raise typer.Exit(Exit.DONE if result.is_reproduced else Exit.FAILED)
 
 
-@app.command(epilog=epilog("runs remove"))
+@app.command("remove", epilog=examples("runs", "remove last", "remove last --yes"))
 def remove(
     run: _Run,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,

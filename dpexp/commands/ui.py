@@ -9,13 +9,13 @@ from typing import Annotated
 import typer
 
 from dpexp.commands.app import Exit, make_app, say
-from dpexp.commands.options import epilog
+from dpexp.commands.options import examples
 from dpexp.config.process import UI_PORT, home
 
 app = make_app("Show the recorded runs in the MLflow UI.")
 
 
-@app.command(epilog=epilog("ui"))
+@app.command("ui", epilog=examples("ui", "", "--port 5001"))
 def ui(
     port: Annotated[
         int, typer.Option(metavar="INTEGER", min=1, max=65535, help="Port to listen on.")

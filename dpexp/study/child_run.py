@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -28,8 +28,6 @@ if outcome.error is not None:
     sys.exit(f"error: {type(outcome.error).__name__}: {outcome.error}")
 """
 """What the child runs."""
-GRACE_S = 30.0
-"""How long a run may take to end after it is told."""
 
 
 @dataclass(frozen=True)
@@ -54,25 +52,14 @@ def run_in_child(config: Row, environ: Mapping[str, str]) -> ChildRun:
 
 
 def run_process(
-    command: Sequence[str], *, env: Mapping[str, str], input: str
+    command: list[str], *, env: Mapping[str, str], input: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run a process to its end. It is terminated when this one ends, or is interrupted, which then waits."""
+    """Run a process to its end, which is that of this one as well: then it is terminated."""
     c_library()
-    with subprocess.Popen(
-        command,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=env,
-        preexec_fn=partial(_end_with, os.getpid()),
-    ) as process:
-        try:
-            out, err = process.communicate(input)
-        except BaseException:
-            _end(process)
-            raise
-    return subprocess.CompletedProcess(command, process.returncode, out, err)
+    end = partial(_end_with, os.getpid())
+    return subprocess.run(
+        command, input=input, env=env, capture_output=True, text=True, check=False, preexec_fn=end
+    )
 
 
 def _end_with(parent: int) -> None:
@@ -80,17 +67,6 @@ def _end_with(parent: int) -> None:
     end_with_parent(signal.SIGTERM)
     if os.getppid() != parent:  # it ended before the kernel knew
         os._exit(128 + signal.SIGTERM)
-
-
-def _end(process: subprocess.Popen[str]) -> None:
-    """Let the run end by itself, with its Record; kill it where that takes too long."""
-    process.terminate()
-    try:
-        process.communicate(timeout=GRACE_S)
-    except BaseException as error:
-        process.kill()
-        if not isinstance(error, subprocess.TimeoutExpired):
-            raise
 
 
 def _error(done: subprocess.CompletedProcess[str]) -> str:

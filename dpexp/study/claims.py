@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from dpexp.config.errors import ConfigError
-from dpexp.report import intervals, units
-from dpexp.report.intervals import Interval
+from dpexp.report import units
 from dpexp.report.section import Section
 from dpexp.study.experiment import RELATIONS, Claim, ClaimOutcome, Experiment
-from dpexp.study.metrics import Metric, medians, metric, value
-from dpexp.study.records import MeasuredRun, RunsByCell
+from dpexp.study.metrics import Metric, interval, metric, value
+from dpexp.study.records import RunsByCell
 
 
 @dataclass(frozen=True)
@@ -85,19 +84,6 @@ def _fact(claim: Claim, kind: Metric, cell: str, runs: RunsByCell) -> tuple[Clai
 
 def _outcome(holds: Any) -> ClaimOutcome:
     return ClaimOutcome.HOLDS if holds else ClaimOutcome.CONTRADICTED
-
-
-def interval(
-    name: str, runs: Sequence[MeasuredRun], against: Sequence[MeasuredRun] | None = None
-) -> Interval | None:
-    """A timed metric of a cell's runs, or its ratio to another's, with its 95% interval; None without any."""
-    figures = medians(name, runs)
-    if not figures:
-        return None
-    if against is None:
-        return intervals.of_runs(figures)
-    baseline = medians(name, against)
-    return intervals.ratio_interval(figures, baseline) if baseline else None
 
 
 def claim_sections(experiment: Experiment, runs: RunsByCell) -> list[Section]:

@@ -2,36 +2,38 @@
 
 ::
 
-    experiments/NAME/config.py              QUESTION, RUNS, CLAIMS and how the answer is shown
-                     README.md              the lesson; its blocks of results are generated
-                     figure.png             drawn from the Records, if it has a FIGURE
-                     records/KIND/          the Records of the committed result, by kind of machine:
-                         CELL.json          the first run of a cell, as it wrote it itself
-                         runs.jsonl         the other runs: what differs from that
+    experiments/NAME/config.py      QUESTION, RUNS, CLAIMS and how the answer is shown
+                     README.md      the lesson, written by hand
+                     results.md     answer, figure, tables and claims: generated from the Records
+                     figure.png     drawn from the Records, if there is a FIGURE
+                     records/KIND/  the Records of the committed result, by kind of machine (``records.py``)
 
-A *cell* is one entry of ``RUNS``, which a sweep runs once a round, or of ``PROGRAMS``: a program of the
-experiment, which writes its Records itself (``experiments/programs.py``). A claim is data: the Records of
-any machine show whether it holds, is not shown, or is contradicted.
+A cell is one entry of ``RUNS``, or of ``PROGRAMS``: a program of the experiment, which prints its Record
+itself (``experiments/programs.py``). A claim is data: the Records of any machine show whether it holds, is
+not shown, or is contradicted.
 """
+
+from __future__ import annotations
 
 import operator
 import re
 import runpy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dpexp.config.errors import ConfigError, did_you_mean, shown
-from dpexp.config.run_config import FILING, RunConfig, known_options
+from dpexp.config.run_config import RunConfig
 from dpexp.config.strategy_options import REFERENCE
-from dpexp.record.record import Row
-from dpexp.study.figure_kinds import ExperimentFigure
-from dpexp.study.records import RECORDS, RunsByCell, measured_runs, run_records
+from dpexp.study.records import Plan, RunsByCell, finished_runs, read_runs
 
-CONFIG, README = "config.py", "README.md"
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+CONFIG = "config.py"
 REQUIRED = ("QUESTION", "RUNS", "CLAIMS", "ANSWER", "COLUMNS")
 RELATIONS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge, "==": operator.eq}
 _CELL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
@@ -72,6 +74,38 @@ class Claim:
 
 
 @dataclass(frozen=True)
+class Bars:
+    """A figure with a bar for each cell: the metric's median, and a dot for each round.
+
+    ``cells`` is {cell: its label}.
+    """
+
+    title: str
+    metric: str
+    cells: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Lines:
+    """A figure of the metric over x: ``series`` is {label: {x: cell}}.
+
+    With ``against``, which is alike, it shows the ratio to that cell.
+    In ``metric``, ``{}`` stands for the label: each line may show another figure of the same cells.
+    """
+
+    title: str
+    metric: str
+    x: str
+    series: Mapping[str, Mapping[float, str]]
+    against: Mapping[str, Mapping[float, str]] = field(default_factory=dict)
+    y: str = ""
+
+
+Drawing = Bars | Lines | Callable[[RunsByCell], "Figure"]
+"""A figure of an experiment; a function of ``config.py`` may draw one that is neither bars nor lines."""
+
+
+@dataclass(frozen=True)
 class Experiment:
     """An experiment as its ``config.py`` defines it.
 
@@ -85,7 +119,7 @@ class Experiment:
     claims: Sequence[Claim]
     answer: str
     columns: Sequence[str]
-    figure: ExperimentFigure | None = None
+    figure: Drawing | None = None
     repeats: int = 5
     programs: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
@@ -94,36 +128,23 @@ class Experiment:
         return self.folder.name
 
     @property
-    def title(self) -> str:
-        """What names its sweeps, so that ``--resume`` finds them."""
-        return self.name
+    def records(self) -> Path:
+        """The folder of the committed Records."""
+        return self.folder / "records"
 
     @property
-    def records(self) -> Path:
-        return self.folder / RECORDS
-
-    def committed_runs(self) -> dict[str, RunsByCell]:
-        """{kind of machine: its finished runs by cell} of the committed Records."""
-        folders = sorted(self.records.glob("*/"))
-        return {folder.name: measured_runs(run_records(folder)) for folder in folders}
+    def plan(self) -> Plan:
+        """What its sweeps run."""
+        return Plan(self.name, self.name, self.runs, self.repeats)
 
     @property
     def cells(self) -> list[str]:
         """All cells, those of its programs last."""
         return [*self.runs, *self.programs]
 
-    def changed_fields(self, cell: str, recorded: Row) -> list[str]:
-        """The fields of a cell's config that differ from a recorded one; none of a program.
-
-        Where the run is filed, and how it is delivered, does not count. A Record that is older than an option
-        was made with the option's default.
-        """
-        if cell in self.programs:
-            return []
-        run = self.runs[cell]
-        wanted, defaults = run.to_dict(), RunConfig(run.strategy).to_dict()
-        keys = (wanted.keys() | known_options(recorded).keys()) - FILING
-        return sorted(key for key in keys if wanted.get(key) != recorded.get(key, defaults.get(key)))
+    def committed_runs(self) -> dict[str, RunsByCell]:
+        """{kind of machine: its finished runs by cell} of the committed Records."""
+        return {folder.name: finished_runs(read_runs(folder)) for folder in sorted(self.records.glob("*/"))}
 
     def cells_matching(self, pattern: str) -> list[str]:
         """The cells that match a pattern of a claim. Raises ConfigError if none does."""
@@ -148,10 +169,8 @@ def load_experiment(folder: Path) -> Experiment:
     missing = [name for name in REQUIRED if name not in names]
     if missing:
         raise ConfigError(f"{path}: it must define {', '.join(missing)}")
-    settings = {
-        name.lower(): names[name] for name in (*REQUIRED, "FIGURE", "REPEATS", "PROGRAMS") if name in names
-    }
-    experiment = Experiment(folder, **settings)
+    known = (*REQUIRED, "FIGURE", "REPEATS", "PROGRAMS")
+    experiment = Experiment(folder, **{name.lower(): names[name] for name in known if name in names})
     _check(experiment, path)
     return experiment
 

@@ -1,26 +1,25 @@
 """figure.png of an experiment: one clear picture of its Records.
 
-The data to draw is gathered first, as plain rows. Its digest goes into the PNG, so that a check can find
-whether the picture shows these Records without comparing pixels of another matplotlib.
+What to draw is gathered first, as plain rows. Its digest goes into the PNG, so that a check can find whether
+the picture shows these Records without comparing pixels of another matplotlib.
 """
 
 from __future__ import annotations
 
 import hashlib
+import inspect
 import itertools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dpexp.record.record import Row
 from dpexp.report import style, units
-from dpexp.study.claims import interval
-from dpexp.study.figure_kinds import Bars, Lines
-from dpexp.study.figure_kinds import ExperimentFigure as Spec
-from dpexp.study.metrics import medians, metric, metric_title, value
-from dpexp.study.records import MeasuredRun, RunsByCell
+from dpexp.study.experiment import Bars, Drawing, Lines
+from dpexp.study.metrics import interval, medians, metric, metric_title, value
+from dpexp.study.records import Rounds, RunsByCell
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -32,32 +31,35 @@ SERIES = ("#0072B2", "#D55E00", "#009E73", "#C2689B", "#332288", "#BC8100", "#35
 BASELINE = SERIES[7]
 
 
-def save(spec: Spec, runs: RunsByCell, path: Path) -> None:
-    """Draw the figure into a PNG that carries the digest of its data."""
-    data = figure_data(spec, runs)
-    draw(spec, data).savefig(path, dpi=FIGURE_DPI, metadata={_KEY: data_digest(spec, data), "Software": None})
+def save(spec: Drawing, runs: RunsByCell, path: Path) -> None:
+    """Draw the figure into a PNG that carries its digest."""
+    draw(spec, runs).savefig(path, dpi=FIGURE_DPI, metadata={_KEY: digest(spec, runs), "Software": None})
 
 
-def shows(path: Path, spec: Spec, runs: RunsByCell) -> bool:
+def shows(path: Path, spec: Drawing, runs: RunsByCell) -> bool:
     """Whether the PNG was drawn from these Records."""
-    digest = data_digest(spec, figure_data(spec, runs))
-    return path.is_file() and f"{_KEY}\0{digest}".encode() in path.read_bytes()
+    return path.is_file() and f"{_KEY}\0{digest(spec, runs)}".encode() in path.read_bytes()
 
 
-def data_digest(spec: Spec, data: list[Row]) -> str:
-    """SHA-256 of the figure's definition and its data."""
-    content = json.dumps([type(spec).__name__, asdict(spec), data], sort_keys=True, default=str)
-    return hashlib.sha256(content.encode()).hexdigest()
+def digest(spec: Drawing, runs: RunsByCell) -> str:
+    """SHA-256 of the figure's definition and its data; of a function, of its text and the ids of the runs."""
+    if isinstance(spec, Bars | Lines):
+        content: Any = [type(spec).__name__, asdict(spec), figure_data(spec, runs)]
+    else:
+        ids = {cell: [run.record.run_id for run in rounds.values()] for cell, rounds in runs.items()}
+        content = [inspect.getsource(spec), ids]
+    text = json.dumps(content, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
-def figure_data(spec: Spec, runs: RunsByCell) -> list[Row]:
+def figure_data(spec: Bars | Lines, runs: RunsByCell) -> list[Row]:
     """The figure as data: a row for each bar or line. Cells that were not measured are left out."""
     if isinstance(spec, Lines):
         return [_line(spec, label, points, runs) for label, points in spec.series.items()]
     return [_bar(spec.metric, label, runs[cell]) for cell, label in spec.cells.items() if runs.get(cell)]
 
 
-def _bar(name: str, label: str, runs: Sequence[MeasuredRun]) -> Row:
+def _bar(name: str, label: str, runs: Rounds) -> Row:
     kind, _ = metric(name)
     dots = list(medians(name, runs).values()) if kind.is_timed else []
     return {"label": label, "value": value(name, runs), "dots": dots}
@@ -84,9 +86,11 @@ def _line(spec: Lines, label: str, points: Mapping[float, str], runs: RunsByCell
     return row
 
 
-def draw(spec: Spec, data: list[Row]) -> Figure:
-    """The picture of the gathered data."""
-    return _draw_bars(spec, data) if isinstance(spec, Bars) else _draw_lines(spec, data)
+def draw(spec: Drawing, runs: RunsByCell) -> Figure:
+    """The picture of these runs."""
+    if isinstance(spec, Bars):
+        return _draw_bars(spec, figure_data(spec, runs))
+    return _draw_lines(spec, figure_data(spec, runs)) if isinstance(spec, Lines) else spec(runs)
 
 
 def _draw_bars(spec: Bars, data: list[Row]) -> Figure:

@@ -6,7 +6,7 @@ fact of the run, the same on any machine, and is compared as it is.
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,8 +14,10 @@ from dpexp.config.errors import ConfigError, unknown
 from dpexp.record.batches import parameter_bytes, replicated_bytes
 from dpexp.record.figures import At, Figure, figures, typical_of
 from dpexp.record.steps import present, spread, typical
-from dpexp.report import units
-from dpexp.study.records import MeasuredRun
+from dpexp.record.view import RecordView
+from dpexp.report import intervals, units
+from dpexp.report.intervals import Interval
+from dpexp.study.records import Rounds
 
 
 @dataclass(frozen=True)
@@ -23,7 +25,7 @@ class Metric:
     """One kind of figure: ``of(run, argument)`` gives its samples if it is timed, else its value."""
 
     title: str
-    of: Callable[[MeasuredRun, str], Any]
+    of: Callable[[RecordView, str], Any]
     show: Callable[[Any], str]
     is_timed: bool = False
 
@@ -32,52 +34,52 @@ def _of_figure(figure: Figure) -> Metric:
     """A figure that reports show, too; one whose runs have a mean varies from run to run, as times do."""
     varies = figure.of_runs is typical_of
 
-    def of(run: MeasuredRun, _: str) -> Any:
-        number = figure.number(run.view)
+    def of(run: RecordView, _: str) -> Any:
+        number = figure.number(run)
         if not varies:
             return math.nan if number is None else number
-        return figure.of(run.view) if figure.is_sampled else present([number])
+        return figure.of(run) if figure.is_sampled else present([number])
 
     return Metric(figure.title, of, lambda value: units.text(value, figure.unit), varies)
 
 
-def _sample_us(run: MeasuredRun, _: str) -> list[float]:
-    usual = run.view.usual
+def _sample_us(run: RecordView, _: str) -> list[float]:
+    usual = run.usual
     return [] if usual is None else [1000 * ms / usual.rows for ms in usual.times]
 
 
-def _peak(run: MeasuredRun, device: str) -> list[float]:
+def _peak(run: RecordView, device: str) -> list[float]:
     """One number, which is another in each run."""
     memory = run.record.memory
     most = memory.get(device) if device else max(memory.values(), default=None)
     return [] if most is None else [float(most)]
 
 
-def _error(run: MeasuredRun, kind: str) -> float:
-    return run.view.errors.get(f"{kind}_error", math.nan)
+def _error(run: RecordView, kind: str) -> float:
+    return run.errors.get(f"{kind}_error", math.nan)
 
 
-def _split(run: MeasuredRun, _: str) -> str:
-    return "; ".join(units.repeated(map(str, group.split or [group.rows])) for group in run.view.batches)
+def _split(run: RecordView, _: str) -> str:
+    return "; ".join(units.repeated(map(str, group.split or [group.rows])) for group in run.batches)
 
 
-def _replica_shapes(run: MeasuredRun, module: str) -> str:
+def _replica_shapes(run: RecordView, module: str) -> str:
     """Inputs and outputs of a module in its replicas, batch by batch."""
     return "; ".join(
         " -> ".join(units.call_texts(call))
-        for group in run.view.batches
+        for group in run.batches
         for call in group.calls
         if call.module == module and call.scope == ("replica" if group.split else "outside")
     )
 
 
-def _verified(run: MeasuredRun, _: str) -> bool | None:
+def _verified(run: RecordView, _: str) -> bool | None:
     """None if nothing was checked: a program that only measures, or --no-check."""
     verification = run.record.verification
     return verification.get("passed") is True if verification.get("checked") else None
 
 
-def _loss(run: MeasuredRun, samples: str) -> float:
+def _loss(run: RecordView, samples: str) -> float:
     """The mean loss of the last ``samples`` samples."""
     losses, rows = run.record.steps["loss"], run.record.steps["samples"]
     wanted, total, weight = int(samples or 1), 0.0, 0
@@ -90,11 +92,11 @@ def _loss(run: MeasuredRun, samples: str) -> float:
     return total / weight
 
 
-def _usual_rows(run: MeasuredRun, _: str) -> int:
-    return 0 if run.view.usual is None else run.view.usual.rows
+def _usual_rows(run: RecordView, _: str) -> int:
+    return 0 if run.usual is None else run.usual.rows
 
 
-def _metric(run: MeasuredRun, name: str) -> list[float]:
+def _metric(run: RecordView, name: str) -> list[float]:
     return present(run.record.metrics.get(name, []))
 
 
@@ -109,10 +111,10 @@ def _yes(verified: bool | None) -> str:
 METRICS: Mapping[str, Metric] = {
     **{figure.name: _of_figure(figure) for figure in figures(At.METRIC)},
     "sample_us": Metric("time per sample", _sample_us, lambda us: units.ms(us / 1000), True),
-    "phase_ms": Metric("{}", lambda run, name: run.view.phase_samples.get(name, []), units.ms, True),
+    "phase_ms": Metric("{}", lambda run, name: run.phase_samples.get(name, []), units.ms, True),
     "parameter_bytes": Metric("parameters", lambda run, _: parameter_bytes(run.record), units.size),
     "replicated_bytes": Metric(
-        "copied to replicas a step", lambda run, _: replicated_bytes(run.record), units.size
+        "copied to replicas per step", lambda run, _: replicated_bytes(run.record), units.size
     ),
     "peak_bytes": Metric("peak memory of {}", _peak, units.size, True),
     "error": Metric("error of {}s", _error, units.error),
@@ -124,7 +126,7 @@ METRICS: Mapping[str, Metric] = {
         True,
     ),
     "samples": Metric("{}, in turn", lambda run, name: _metric(run, name), units.ratio, True),
-    "split": Metric("rows a device, by batch", _split, str),
+    "split": Metric("rows per device, by batch", _split, str),
     "shapes": Metric("inputs -> outputs of {}", _replica_shapes, str),
     "verified": Metric("equal to a single device", _verified, _yes),
     "loss": Metric("loss", _loss, _number),
@@ -149,20 +151,19 @@ def metric_title(name: str) -> str:
     return found.title.format(argument or "the model")
 
 
-def samples(name: str, runs: Sequence[MeasuredRun]) -> list[list[float]]:
-    """The samples of a timed metric, a list for each run that has any."""
+def samples(name: str, runs: Rounds) -> dict[int, list[float]]:
+    """{round: its samples} of a timed metric, of the runs that have any."""
     found, argument = metric(name)
-    return list(filter(None, (found.of(run, argument) for run in runs)))
+    values = {number: found.of(run, argument) for number, run in runs.items()}
+    return {number: kept for number, kept in values.items() if kept}
 
 
-def medians(name: str, runs: Sequence[MeasuredRun]) -> dict[int, float]:
+def medians(name: str, runs: Rounds) -> dict[int, float]:
     """{round: the run's median} of a timed metric, of the runs that have it."""
-    found, argument = metric(name)
-    values = {run.round: found.of(run, argument) for run in runs}
-    return {number: statistics.median(kept) for number, kept in values.items() if kept}
+    return {number: statistics.median(kept) for number, kept in samples(name, runs).items()}
 
 
-def value(name: str, runs: Sequence[MeasuredRun]) -> Any:
+def value(name: str, runs: Rounds) -> Any:
     """The value of a metric: of a timed one the geometric mean of the runs' medians, else that of every run.
 
     Raises ConfigError if the runs disagree in a fact, or none has the metric.
@@ -171,15 +172,24 @@ def value(name: str, runs: Sequence[MeasuredRun]) -> Any:
     if found.is_timed:
         figures = medians(name, runs)
         if not figures:
-            raise ConfigError(f"no run of cell '{runs[0].cell}' has a {name}")
+            raise ConfigError(f"no run has a {name}")
         return typical(figures.values())
-    values = [found.of(run, argument) for run in runs]
-    if any(other != values[0] for other in values[1:] if other == other):
-        raise ConfigError(f"the runs of cell '{runs[0].cell}' disagree in {name}: {sorted(set(values))}")
-    return values[0]
+    first, *others = (found.of(run, argument) for run in runs.values())
+    if different := [other for other in others if other == other and other != first]:
+        raise ConfigError(f"the runs disagree in {name}: {sorted({first, *different})}")
+    return first
 
 
-def table_cell(name: str, runs: Sequence[MeasuredRun]) -> str:
+def interval(name: str, runs: Rounds, against: Rounds | None = None) -> Interval | None:
+    """A timed metric of a cell's runs, or its ratio to another's, with its 95% interval; None without any."""
+    figures = medians(name, runs)
+    if against is None:
+        return intervals.of_runs(figures) if figures else None
+    baseline = medians(name, against)
+    return intervals.ratio_interval(figures, baseline) if figures and baseline else None
+
+
+def table_cell(name: str, runs: Rounds) -> str:
     """The metric as a table shows it: a timed one with its interquartile range and count."""
     found, _ = metric(name)
     try:
@@ -188,7 +198,9 @@ def table_cell(name: str, runs: Sequence[MeasuredRun]) -> str:
         return "-"
     if middle != middle:  # NaN: it is not known
         return "-"
-    figures = spread([sample for run in samples(name, runs) for sample in run]) if found.is_timed else None
+    figures = (
+        spread([each for run in samples(name, runs).values() for each in run]) if found.is_timed else None
+    )
     if figures is None or figures["n"] == 1:
         return found.show(middle)
     return f"{found.show(middle)} [{found.show(figures['iqr'])}] {figures['n']}"

@@ -1,30 +1,29 @@
-"""The Records of an experiment's runs by name: ``CELL.rN`` is the run of cell CELL in round N.
+"""The runs of a sweep by cell and round, and the committed ones as files.
 
-The committed ones are in ``records/KIND/``, by kind of machine::
+A *cell* is one config, which runs once in each *round*; ``CELL.rN`` names its run in round N. Committed
+Records are in ``records/KIND/``, by kind of machine::
 
     CELL.json      the Record of the first round of a cell, whole
     runs.jsonl     a line for each other run: cell, round, and the fields that differ from the cell's Record
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
+from dpexp.config.run_config import FILING, RunConfig, known_options
 from dpexp.config.strategy_options import REFERENCE
 from dpexp.record.files import JournalError
 from dpexp.record.record import NOT_OF_DPEXP, Record, Row
 from dpexp.record.view import RecordView
 from dpexp.report.compare import group_key
 
-RECORDS = "records"
-"""The folder of an experiment with its committed Records."""
 ROWS = "runs.jsonl"
 
 
-@dataclass(frozen=True)
-class PlannedRun:
+class PlannedRun(NamedTuple):
     """One run of a sweep: a cell in a round."""
 
     cell: str
@@ -37,30 +36,51 @@ class PlannedRun:
 
 
 @dataclass(frozen=True)
-class MeasuredRun(PlannedRun):
-    """A finished run of a sweep with its Record."""
+class Plan:
+    """What a sweep runs: each cell once a round.
 
-    record: Record
+    ``name`` is the MLflow experiment of its runs; ``title`` is what ``--resume`` finds the sweep by.
+    """
 
-    @cached_property
-    def view(self) -> RecordView:
-        """The figures of its Record."""
-        return RecordView(self.record)
+    name: str
+    title: str
+    runs: Mapping[str, RunConfig]
+    repeats: int
+
+    @property
+    def order(self) -> list[PlannedRun]:
+        """Every run in the order of execution: each round begins with the next cell."""
+        cells, found = [*self.runs], []
+        for number in range(self.repeats):
+            first = number % len(cells)
+            found += [PlannedRun(cell, number + 1) for cell in cells[first:] + cells[:first]]
+        return found
 
 
-RunsByCell = Mapping[str, Sequence[MeasuredRun]]
+Rounds = Mapping[int, RecordView]
+"""{round: the finished run of a cell}, by round"""
+RunsByCell = Mapping[str, Rounds]
 
 
-def measured_runs(records: Mapping[str, Record]) -> dict[str, list[MeasuredRun]]:
-    """{cell: its finished runs by round} of Records by the names of their runs."""
-    found: dict[str, list[MeasuredRun]] = {}
+def finished_runs(records: Mapping[str, Record]) -> dict[str, Rounds]:
+    """The finished runs by cell, of Records by the names of their runs."""
+    found: dict[str, dict[int, RecordView]] = {}
     for name, record in records.items():
         cell, _, number = name.rpartition(".r")
         if record.status == "finished":
-            found.setdefault(cell, []).append(MeasuredRun(cell, int(number), record))
-    for runs in found.values():
-        runs.sort(key=lambda run: run.round)
-    return found
+            found.setdefault(cell, {})[int(number)] = RecordView(record)
+    return {cell: dict(sorted(runs.items())) for cell, runs in found.items()}
+
+
+def changed_fields(run: RunConfig, recorded: Row) -> list[str]:
+    """The fields of a config that differ from a recorded one.
+
+    Where the run is filed, and how it is delivered, does not count. A Record that is older than an option
+    was made with the option's default.
+    """
+    wanted, defaults = run.to_dict(), RunConfig(run.strategy).to_dict()
+    keys = (wanted.keys() | known_options(recorded).keys()) - FILING
+    return sorted(key for key in keys if wanted.get(key) != recorded.get(key, defaults.get(key)))
 
 
 def speed_ups(runs: Mapping[str, Record]) -> list[Row]:
@@ -81,23 +101,27 @@ def speed_ups(runs: Mapping[str, Record]) -> list[Row]:
     ]
 
 
-def machine_kind(records: Mapping[str, Record]) -> str:
+def machine_kind(records: Iterable[Record]) -> str:
     """``cpu``, or the name of the accelerator that the runs used, as a folder name."""
-    for record in records.values():
+    for record in records:
         chips = record.environment.get("accelerators") or []
         if chips and record.execution == "real" and any("cuda" in d for d in record.devices["used"]):
             return str(chips[0]["name"]).lower().replace(" ", "-")
     return "cpu"
 
 
-def run_records(folder: Path) -> dict[str, Record]:
+# --- committed Records ---------------------------------------------------------------------------
+
+
+def read_runs(folder: Path) -> dict[str, Record]:
     """{name of the run: Record} of a folder of committed Records. Raises JournalError for other files."""
-    cells = {path.stem: json.loads(path.read_text("utf-8")) for path in sorted(folder.glob("*.json"))}
-    found = {f"{cell}.r1": Record.load(folder / f"{cell}.json") for cell in cells}
+    cells = {path.stem: path for path in sorted(folder.glob("*.json"))}
+    found = {PlannedRun(cell, 1).name: Record.load(path) for cell, path in cells.items()}
+    whole = {cell: json.loads(path.read_text("utf-8")) for cell, path in cells.items()}
     for row in _rows(folder):
         try:
-            record = Record.from_dict(cells[row["cell"]] | row)
-            found[f"{row['cell']}.r{row['round']}"] = record
+            record = Record.from_dict(whole[row["cell"]] | row)
+            found[PlannedRun(row["cell"], row["round"]).name] = record
         except NOT_OF_DPEXP as error:
             raise JournalError(f"{folder / ROWS}: a line is not a run of a cell: {error!r}") from error
     return found
@@ -108,13 +132,12 @@ def write_runs(folder: Path, runs: Mapping[str, Sequence[Record]]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     rows = [row for row in _rows(folder) if row["cell"] not in runs]
     for cell, records in runs.items():
-        first, *others = [json.loads(record.to_json()) for record in records]
         (folder / f"{cell}.json").write_text(records[0].to_json(), encoding="utf-8")
+        first, *others = (json.loads(record.to_json()) for record in records)
         for number, other in enumerate(others, start=2):
             differs = {key: value for key, value in other.items() if value != first[key]}
             rows.append({"cell": cell, "round": number} | differs)
-    text = "".join(json.dumps(row) + "\n" for row in rows)
-    (folder / ROWS).write_text(text, encoding="utf-8")
+    (folder / ROWS).write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
 def _rows(folder: Path) -> list[Row]:

@@ -1,8 +1,7 @@
 """With n devices, should the batch be n times as large? Its effect on time per sample and on learning."""
 
 from dpexp.config.run_config import RunConfig
-from dpexp.study.experiment import Claim
-from dpexp.study.figure_kinds import Bars
+from dpexp.study.experiment import Bars, Claim
 
 QUESTION = "With n devices, should the batch be n times as large?"
 EPOCHS = 6

@@ -1,8 +1,7 @@
 """Is one process with a thread for each device faster than one process for each device?"""
 
 from dpexp.config.run_config import RunConfig
-from dpexp.study.experiment import Claim
-from dpexp.study.figure_kinds import Bars
+from dpexp.study.experiment import Bars, Claim
 
 QUESTION = "Is one process with a thread for each device faster than one process for each device?"
 ROWS = 1023
@@ -34,7 +33,7 @@ REPEATS = 4
 
 CLAIMS = [
     Claim(
-        "Two processes take less time a step than one.",
+        "Two processes take less time per step than one.",
         "step_ms",
         "processes-2",
         "<",
@@ -42,7 +41,7 @@ CLAIMS = [
         "processes-1",
     ),
     Claim(
-        "Two processes take less time a step than two threads of one process.",
+        "Two processes take less time per step than two threads of one process.",
         "step_ms",
         "processes-2",
         "<",

@@ -1,7 +1,6 @@
 """What does a step with a large embedding table take, by the way in which the model is laid out?"""
 
-from dpexp.study.experiment import Claim
-from dpexp.study.figure_kinds import Lines
+from dpexp.study.experiment import Claim, Lines
 
 QUESTION = "What does a step with a large embedding table take, by the way in which the model is laid out?"
 ROWS = (1_000, 100_000, 4_000_000)

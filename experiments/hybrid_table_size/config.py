@@ -1,8 +1,7 @@
 """How does the time of a step grow with the rows of an embedding table, with dense and with sparse gradients?"""
 
 from dpexp.config.run_config import RunConfig
-from dpexp.study.experiment import Claim
-from dpexp.study.figure_kinds import Lines
+from dpexp.study.experiment import Claim, Lines
 
 QUESTION = "How does the time of a step grow with the rows of an embedding table, with dense and with sparse gradients?"
 ROWS = (1_000, 30_000, 1_000_000)
@@ -106,7 +105,7 @@ CLAIMS = [
 ANSWER = (
     "With dense gradients a table of a million rows takes {ratio step_ms dense-1000000 dense-1000} the time of one of a "
     "thousand, with sparse ones {ratio step_ms sparse-1000000 sparse-1000}; what moves to the accelerator and back is "
-    "{value bytes_moved sparse-1000000} a step, whatever the table's size. With a table of 4 GB the process's peak is "
+    "{value bytes_moved sparse-1000000} per step, whatever the table's size. With a table of 4 GB the process's peak is "
     "{value peak_bytes large-16000000}, and its set-up, verified, takes {value samples:setup large-16000000} the time of making "
     "the table."
 )

@@ -1,7 +1,6 @@
 """What does it cost to record every step, against a bare loop and against other ways of recording?"""
 
-from dpexp.study.experiment import Claim
-from dpexp.study.figure_kinds import Bars
+from dpexp.study.experiment import Bars, Claim
 
 QUESTION = "What does it cost to record every step, against a bare loop and against other ways of recording?"
 STEPS = 300

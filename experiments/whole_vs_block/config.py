@@ -1,8 +1,7 @@
 """What does wrapping only one block in DataParallel cost, move and keep in memory, against the whole model?"""
 
 from dpexp.config.run_config import RunConfig
-from dpexp.study.experiment import Claim
-from dpexp.study.figure_kinds import Bars
+from dpexp.study.experiment import Bars, Claim
 
 QUESTION = "What does wrapping only one block in DataParallel cost, move and keep in memory, against the whole model?"
 MODEL, BATCH, DEVICES = "blocks:in=256,hidden=256,out=256", 128, 4
@@ -79,7 +78,7 @@ CLAIMS = [
 ]
 
 ANSWER = (
-    "Wrapping block2 alone copies {value replicated_bytes block2} a step where the whole model copies "
+    "Wrapping block2 alone copies {value replicated_bytes block2} per step where the whole model copies "
     "{value replicated_bytes whole}, and its step takes {ratio step_ms block2 whole} of the whole model's; wrapping each "
     "block by itself moves {ratio bytes_moved all-three whole} the bytes and takes {ratio step_ms all-three whole} the time."
 )

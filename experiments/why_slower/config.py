@@ -1,8 +1,7 @@
 """Why are two devices slower than one, and from which batch and model size on are they not?"""
 
 from dpexp.config.run_config import RunConfig
-from dpexp.study.experiment import Claim
-from dpexp.study.figure_kinds import Lines
+from dpexp.study.experiment import Claim, Lines
 
 QUESTION = "Why are two devices slower than one, and from which batch and model size on are they not?"
 MODELS = {"small": "mlp:in=64,hidden=64", "large": "mlp:in=64,hidden=512"}

@@ -1,28 +1,26 @@
 """A sweep of options: a cell for each combination that its strategy accepts, and one comparison."""
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from command_lines import script
 
-from dpexp.commands.grid import parse
+from dpexp.commands.grid import plan_of
 from dpexp.config.errors import ConfigError
 from dpexp.config.run_config import RunConfig
 from dpexp.config.strategy_options import HybridOptions
 from dpexp.record.record import Record
-from dpexp.study.grid import Grid
 from dpexp.study.sweep import Sweep
 
 SHORT = ["--steps", "2", "--warmup", "1", "--phase-steps", "0"]
 
 
-def grid(*words: str, own: Sequence[str] = ()) -> Grid:
-    return parse(words, own, repeats=3)
+def left_out(*words: str) -> list[str]:
+    return plan_of(words, (), repeats=3)[1]
 
 
 def configs(*words: str) -> dict[str, RunConfig]:
-    return {cell: run for cell, run in grid(*words).runs.items() if isinstance(run, RunConfig)}
+    return dict(plan_of(words, (), repeats=3)[0].runs)
 
 
 def test_each_combination_of_values_is_a_cell() -> None:
@@ -67,16 +65,16 @@ def test_single_is_one_cell_on_one_device_of_the_same_kind_beside_the_others() -
     single = {cell: run for cell, run in runs.items() if run.strategy == "single"}
     assert [*single] == ["single-batch_size_8", "single-batch_size_16"]
     assert {run.virtual for run in single.values()} == {1}
-    assert grid("single", "whole", "--virtual", "2").left_out == ()
+    assert left_out("single", "whole", "--virtual", "2") == []
     with pytest.raises(ConfigError, match="--virtual gives 2 devices and single uses one"):
-        grid("single", "--virtual", "2")
+        configs("single", "--virtual", "2")
 
 
 def test_a_combination_that_its_strategy_refuses_is_left_out_and_named_once() -> None:
-    found = grid("single", "whole", "--devices", "cpu", "--compile", "--eager", "--batch-size", "8,16")
-    assert not any("whole-compile" in cell for cell in found.runs)
-    (left_out,) = found.left_out
-    assert left_out.startswith(
+    words = ("single", "whole", "--devices", "cpu", "--compile", "--eager", "--batch-size", "8,16")
+    assert not any("whole-compile" in cell for cell in configs(*words))
+    (refused,) = left_out(*words)
+    assert refused.startswith(
         "whole --devices cpu --compile --batch-size 8: --compile: whole makes new replicas"
     )
 
@@ -99,7 +97,7 @@ def test_a_combination_that_its_strategy_refuses_is_left_out_and_named_once() ->
 )
 def test_what_no_run_accepts_is_an_error_before_anything_runs(words: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        grid(*words)
+        configs(*words)
 
 
 @pytest.mark.parametrize(
@@ -151,7 +149,7 @@ def test_a_sweep_resumes_under_one_parent_and_ends_in_one_comparison(dpexp_home:
     assert script("sweep.py", *words, "--no-track").returncode == 0
     done = script("sweep.py", *words, "--resume")
     assert done.returncode == 0, done.stderr
-    sweep = Sweep.latest(grid(*words[:6], *SHORT))
+    sweep = Sweep.latest(plan_of([*words[:6], *SHORT], (), repeats=1)[0])
     assert sweep is not None
     folder, *runs = sweep.run_folders()
     assert sorted(Record.load(run).name for run in runs) == ["single.r1", "whole.r1"]

@@ -41,7 +41,7 @@ def fragile():
 
 
 def experiment(folder: Path, waits: str = "slow") -> Experiment:
-    """Cells ``quick``, ``single``, and one that is disturbed until the file «mended» exists; in two rounds.
+    """Cells ``quick``, ``single``, and one that is disturbed until the file «fixed» exists; in two rounds.
 
     ``slow`` waits, and ``fragile`` is killed.
     """

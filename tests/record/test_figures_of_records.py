@@ -13,7 +13,6 @@ from dpexp.record.record import Record
 from dpexp.record.runs import RunSummary
 from dpexp.record.view import RecordView
 from dpexp.study.metrics import METRICS, value
-from dpexp.study.records import MeasuredRun
 from dpexp.tracking import content
 
 WORK = {"rows": 30, "flops": {"forward": 500_000, "backward": 1_500_000}, "tokens": 480}
@@ -34,7 +33,8 @@ def test_a_figure_is_one_number_wherever_it_is_shown(kind: str, dpexp_home: Path
     with Journal(dpexp_home / "runs", made.run_id) as journal:
         journal.set({key: each for key, each in made.to_dict().items() if key != "summary"})
     record = Record.load(journal.folder)
-    view, run = RecordView(record), [MeasuredRun("cell", 1, record)]
+    view = RecordView(record)
+    run = {1: view}
     known = {figure.name: number for figure in FIGURES if (number := figure.number(view)) is not None}
     summary = record.summary | {"step_ms": record.summary["step_ms"]["median"]}
     screens = {

@@ -7,12 +7,12 @@ from record_factory import whole
 
 from dpexp.config.errors import ConfigError
 from dpexp.config.run_config import RunConfig
+from dpexp.record.view import RecordView
 from dpexp.study.claims import judge
-from dpexp.study.experiment import Claim, Experiment
-from dpexp.study.figure_kinds import Bars
+from dpexp.study.experiment import Bars, Claim, Experiment
 from dpexp.study.metrics import table_cell
-from dpexp.study.readme import fill
-from dpexp.study.records import MeasuredRun
+from dpexp.study.records import Rounds
+from dpexp.study.results import fill
 
 
 def experiment(*claims: Claim, cells: tuple[str, ...] = ("single", "wide-2", "wide-3")) -> Experiment:
@@ -20,20 +20,20 @@ def experiment(*claims: Claim, cells: tuple[str, ...] = ("single", "wide-2", "wi
     return Experiment(Path("nowhere"), "Why?", runs, claims, "", (), Bars("", "step_ms", {}))
 
 
-def rounds(cell: str, devices: int, *step_ms: float) -> list[MeasuredRun]:
+def rounds(devices: int, *step_ms: float) -> Rounds:
     """A run for each round, with about this step time."""
-    return [
-        MeasuredRun(cell, number, whole(devices, step_ms=ms, steps=40, metrics={"process_s": [2 * ms]}))
+    return {
+        number: RecordView(whole(devices, step_ms=ms, steps=40, metrics={"process_s": [2 * ms]}))
         for number, ms in enumerate(step_ms, start=1)
-    ]
+    }
 
 
 CELLS = {
-    "single": rounds("single", 1, 1.0, 1.01, 0.99),
-    "wide-2": rounds("wide-2", 2, 2.0, 2.02, 1.98),
-    "wide-3": rounds("wide-3", 3, 0.8, 1.0, 1.3),
+    "single": rounds(1, 1.0, 1.01, 0.99),
+    "wide-2": rounds(2, 2.0, 2.02, 1.98),
+    "wide-3": rounds(3, 0.8, 1.0, 1.3),
 }
-LOST = {"lost": [MeasuredRun("lost", number, whole(2, memory={})) for number in (1, 2)]}
+LOST = {"lost": {number: RecordView(whole(2, memory={})) for number in (1, 2)}}
 
 
 def outcome(claim: Claim) -> str:
@@ -59,7 +59,7 @@ def test_a_difference_within_the_noise_between_runs_is_not_shown() -> None:
 
 
 def test_a_ratio_of_one_run_each_is_a_figure_and_no_verdict() -> None:
-    once = {cell: runs[:1] for cell, runs in CELLS.items()}
+    once = {cell: {1: runs[1]} for cell, runs in CELLS.items()}
     for relation in ("<", ">"):
         (verdict,) = judge(experiment(slower("wide-2", relation)), once)
         assert (verdict.outcome, verdict.figures) == ("not shown", "2.00x (from one run each: no interval)")
@@ -82,7 +82,7 @@ def test_facts_are_compared_as_they_are() -> None:
 
 
 def test_runs_of_a_cell_that_disagree_in_a_fact_contradict_the_claim() -> None:
-    mixed = {**CELLS, "wide-2": [*CELLS["wide-2"], MeasuredRun("wide-2", 4, whole(3))]}
+    mixed = {**CELLS, "wide-2": {**CELLS["wide-2"], 4: RecordView(whole(3))}}
     (verdict,) = judge(experiment(Claim("halves", "split", "wide-2", "==", "15 + 15; 5 + 5")), mixed)
     assert verdict.outcome == "contradicted"
     assert "disagree" in verdict.figures

@@ -13,7 +13,7 @@ from command_lines import PATIENCE_S, script, shared, wait
 
 from dpexp.record.journal import JOURNAL, RECORD
 from dpexp.record.record import Record
-from dpexp.study.sweep import Sweep, plan_runs
+from dpexp.study.sweep import Sweep
 
 
 def wait_until(condition: object) -> None:
@@ -35,16 +35,16 @@ def test_a_sweep_that_is_killed_ends_its_run_and_resume_runs_the_rest(
     _, error = wait(process)
     assert process.returncode == (143 if number == signal.SIGTERM else -9), error
     wait_until(lambda: not slow.is_running() or slow.status() == psutil.STATUS_ZOMBIE)
-    sweep = Sweep.latest(experiment)
+    sweep = Sweep.latest(experiment.plan)
     assert sweep is not None
     assert Record.load(sweep.folder).status == "killed"
-    assert [run.name for run in sweep.missing(plan_runs(experiment))][:1] == ["slow.r1"]
+    assert [run.name for run in sweep.missing()][:1] == ["slow.r1"]
     (experiment.folder / "fixed").touch()
     done = script("sweep.py", experiment.folder, "--no-track", "--resume")
     assert done.returncode == 0, done.stderr
-    assert sweep.missing(plan_runs(experiment)) == []
+    assert sweep.missing() == []
     finished = Counter(run.name for run in swept.runs_of(sweep) if run.status == "finished")
-    assert finished == Counter(run.name for run in plan_runs(experiment))
+    assert finished == Counter(run.name for run in experiment.plan.order)
     before = len(swept.runs_of(sweep))
     cut_off_the_end(sweep.folder)  # as if it had been killed after its last run
     assert Record.load(sweep.folder).status == "killed"

@@ -1,50 +1,44 @@
-"""The committed experiments: their READMEs match their Records, and the check finds what does not match."""
+"""The committed experiments match their Records, and the check finds what does not match."""
 
 import re
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 from command_lines import ROOT, script
+from record_factory import whole
 
 from dpexp.config.errors import ConfigError
 from dpexp.study.experiment import load_experiment
-from dpexp.study.readme import ExperimentReadme, records_of
+from dpexp.study.records import ROWS, read_runs, write_runs
+from dpexp.study.results import Results
 
 EXPERIMENTS = ROOT / "experiments"
 NAMES = sorted(path.parent.name for path in EXPERIMENTS.glob("*/config.py"))
-SECTIONS = ["Prediction", "Results", "Why", "Set-up", "Reproduce", "Limits"]
-
-
-def report(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return script("report.py", *arguments)
+SECTIONS = ["Prediction", "Why", "Set-up", "Reproduce", "Limits"]
 
 
 def test_every_experiment_matches_its_records() -> None:
-    done = report("--check")
+    done = script("report.py", "--check")
     assert done.returncode == 0, done.stderr
-    assert len(NAMES) >= 1
+    assert len(NAMES) >= 9
     assert done.stdout.splitlines() == [f"{name}: agrees with its Records" for name in NAMES]
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_readme_is_a_lesson(name: str) -> None:
+def test_a_readme_is_a_lesson_that_begins_with_the_answer(name: str) -> None:
     experiment = load_experiment(EXPERIMENTS / name)
     text = (experiment.folder / "README.md").read_text()
-    assert text.startswith(f"# {experiment.question}\n")
+    assert re.match(rf"# {re.escape(experiment.question)}\n\n\*\*[^*]+\d[^*]+\*\*", text), "a number answers"
+    assert "[All results](results.md)" in text.partition("\n## ")[0]
     assert re.findall(r"^## (.*)$", text, re.MULTILINE) == SECTIONS
-    if experiment.runs:
-        assert f"python scripts/sweep.py experiments/{name}" in text
-    if experiment.programs:
-        assert f"python experiments/programs.py experiments/{name}" in text
-    assert (experiment.folder / "config.py").read_text().startswith(f'"""{experiment.question}')
+    program = "scripts/sweep.py" if experiment.runs else "experiments/programs.py"
+    assert f"python {program} experiments/{name}" in text
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_record_names_its_lock_and_its_commit(name: str) -> None:
     experiment = load_experiment(EXPERIMENTS / name)
-    records = [record for runs in ExperimentReadme(experiment).runs.values() for record in records_of(runs)]
+    records = [run for folder in experiment.records.iterdir() for run in read_runs(folder).values()]
     assert len(records) >= len(experiment.cells) > 0
     for record in records:
         assert record.environment["lock"]["sha256"]
@@ -61,17 +55,34 @@ def test_the_index_names_every_experiment() -> None:
 
 # --- what the check finds -------------------------------------------------------------------------
 
+CONFIG = """
+from dpexp.config.run_config import RunConfig
+from dpexp.study.experiment import Bars, Claim
+QUESTION, REPEATS = "How do rows fall?", 2
+RUNS = {"single": RunConfig("single", steps=10), "two": RunConfig("whole", virtual=2, steps=10)}
+CLAIMS = [Claim("Two get halves.", "split", "two", "==", "15 + 15; 5 + 5")]
+ANSWER, COLUMNS = "Two get {value split two}.", ("split",)
+"""
+
 
 @pytest.fixture
-def copied(tmp_path: Path) -> Path:
-    """A copy of a committed experiment with the same name."""
-    folder = tmp_path / "seed_tables"
-    shutil.copytree(EXPERIMENTS / "seed_tables", folder)
+def small(tmp_path: Path) -> Path:
+    """An experiment with results; its Records have the config of its cells."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    (folder / "config.py").write_text(CONFIG)
+    runs = load_experiment(folder).runs
+    records = {cell: [whole(number) for _ in "12"] for number, cell in enumerate(runs, start=1)}
+    for cell, config in runs.items():
+        for record in records[cell]:
+            record.config = config.to_dict()
+    write_runs(folder / "records" / "cpu", records)
+    Results(load_experiment(folder)).write()
     return folder
 
 
 def problems(folder: Path) -> str:
-    return "\n".join(ExperimentReadme(load_experiment(folder)).problems())
+    return "\n".join(Results(load_experiment(folder)).problems())
 
 
 def changed(path: Path, old: str, new: str) -> None:
@@ -80,64 +91,75 @@ def changed(path: Path, old: str, new: str) -> None:
     path.write_text(text.replace(old, new, 1))
 
 
-def test_an_untouched_copy_has_no_problems(copied: Path) -> None:
-    assert problems(copied) == ""
+def test_results_have_the_answer_the_cells_and_the_verdicts(small: Path) -> None:
+    text = (small / "results.md").read_text()
+    assert "**Two get 15 + 15; 5 + 5.**" in text
+    assert "| two | 2 | 15 + 15; 5 + 5 |" in text
+    assert "| Two get halves. | holds |" in text
+    assert problems(small) == ""
 
 
-def test_an_edited_answer_is_found(copied: Path) -> None:
-    changed(copied / "README.md", "7 × 4 + 2", "8 × 4")
-    assert "README.md is not what its Records give" in problems(copied)
+def test_edited_results_are_found(small: Path) -> None:
+    changed(small / "results.md", "15 + 15", "16 + 14")
+    assert "results.md is not what the Records give" in problems(small)
 
 
-def test_a_missing_run_is_found(copied: Path) -> None:
-    path = copied / "records" / "cpu" / "runs.jsonl"
+def test_a_missing_run_is_found(small: Path) -> None:
+    path = small / "records" / "cpu" / ROWS
     lines = path.read_text().splitlines(keepends=True)
-    path.write_text("".join(line for line in lines if '"cell": "whole-8", "round": 2' not in line))
-    assert "cell 'whole-8' has rounds [1, 3]" in problems(copied)
+    path.write_text("".join(line for line in lines if '"cell": "two"' not in line))
+    assert "cell 'two' has rounds [1], not 1 to 2" in problems(small)
 
 
-def test_a_contradicted_claim_is_found(copied: Path) -> None:
-    changed(copied / "config.py", '"15 + 15; 5 + 5"', '"16 + 14; 5 + 5"')
-    found = problems(copied)
-    assert "contradicted on cpu, not holds: 15 + 15; 5 + 5" in found
-    ExperimentReadme(load_experiment(copied)).write()
-    assert "**Not answered:**" in (copied / "README.md").read_text()
+def test_a_contradicted_claim_is_found(small: Path) -> None:
+    changed(small / "config.py", '"15 + 15; 5 + 5"', '"16 + 14; 5 + 5"')
+    assert "contradicted on cpu, not holds: 15 + 15; 5 + 5" in problems(small)
+    Results(load_experiment(small)).write()
+    assert "“Two get halves.” is contradicted: 15 + 15; 5 + 5" in (small / "results.md").read_text()
 
 
-def test_a_config_that_differs_from_the_records_is_found(copied: Path) -> None:
-    changed(copied / "config.py", "steps=40, warmup=4", "steps=41, warmup=4")
-    assert "was made with another config: steps" in problems(copied)
+def test_a_config_that_differs_from_the_records_is_found(small: Path) -> None:
+    changed(small / "config.py", "virtual=2, steps=10", "virtual=2, steps=11")
+    assert "two.r1 was made with another config: steps" in problems(small)
 
 
-def test_an_old_picture_is_found_and_a_new_one_carries_its_digest(copied: Path) -> None:
-    config, picture = copied / "config.py", copied / "figure.png"
-    drawn = (
-        "from dpexp.study.figure_kinds import Bars\nFIGURE = Bars('Steps', 'steps', {'whole-8': '8 devices'})"
-    )
-    config.write_text(f"{config.read_text()}\n{drawn}\n")
-    assert "figure.png is not drawn from the Records" in problems(copied)
-    ExperimentReadme(load_experiment(copied)).write()
-    assert problems(copied) == ""
+FUNCTION = """
+def FIGURE(runs):
+    from dpexp.report import style
+    return style.figure_with_axes(8, 1)[0]
+"""
+
+
+@pytest.mark.parametrize(
+    ("figure", "title"), [("FIGURE = Bars('Eight', 'rows', {'two': 'two'})", "Eight"), (FUNCTION, "(8")]
+)
+def test_an_old_picture_is_found_and_a_new_one_carries_its_digest(
+    small: Path, figure: str, title: str
+) -> None:
+    config, picture = small / "config.py", small / "figure.png"
+    config.write_text(f"{config.read_text()}\n{figure}\n")
+    assert "figure.png is not drawn from the Records" in problems(small)
+    Results(load_experiment(small)).write()
+    assert problems(small) == ""
+    changed(config, title, f"{title}5")
+    assert "figure.png is not drawn from the Records" in problems(small)
     before = picture.read_bytes()
-    changed(config, "'8 devices'", "'eight devices'")
-    assert "figure.png is not drawn from the Records" in problems(copied)
-    ExperimentReadme(load_experiment(copied)).write()
+    Results(load_experiment(small)).write()
     assert picture.read_bytes() != before
-    assert problems(copied) == ""
+    assert problems(small) == ""
 
 
-def test_missing_parts_of_an_experiment_are_named(copied: Path) -> None:
-    path = copied / "config.py"
-    path.write_text(path.read_text().replace("ANSWER =", "REPLY ="))
+def test_missing_parts_of_an_experiment_are_named(small: Path) -> None:
+    changed(small / "config.py", "ANSWER,", "REPLY,")
     with pytest.raises(ConfigError, match="it must define ANSWER"):
-        load_experiment(copied)
-    with pytest.raises(ConfigError, match="did you mean 'seed_tables'"):
-        load_experiment(copied.parent / "seedtables")
+        load_experiment(small)
+    with pytest.raises(ConfigError, match="did you mean 'small'"):
+        load_experiment(small.parent / "smal")
 
 
 @pytest.mark.parametrize("repeats", ["0", "2.5", "True"])
-def test_repeats_that_cannot_be_run_are_refused(copied: Path, repeats: str) -> None:
-    path = copied / "config.py"
+def test_repeats_that_cannot_be_run_are_refused(small: Path, repeats: str) -> None:
+    path = small / "config.py"
     path.write_text(f"{path.read_text()}\nREPEATS = {repeats}\n")
     with pytest.raises(ConfigError, match=r"REPEATS is .*: give a whole number from 1"):
-        load_experiment(copied)
+        load_experiment(small)

@@ -6,11 +6,10 @@ from pathlib import Path
 from command_lines import ROOT, python, script
 
 from dpexp.study.experiment import load_experiment
-from dpexp.study.records import run_records
+from dpexp.study.records import read_runs
 
 CONFIG = """
-from dpexp.study.experiment import Claim
-from dpexp.study.figure_kinds import Bars
+from dpexp.study.experiment import Bars, Claim
 QUESTION, RUNS = "Which is faster?", {}
 PROGRAMS = {"quick": ("program.py", "1"), "slow": ("program.py", "9")}
 CLAIMS = [Claim("It is slower.", "step_ms", "slow", ">", 5.0, "quick")]
@@ -31,8 +30,6 @@ def test_programs_are_run_in_rounds_and_their_records_are_judged(tmp_path: Path)
     folder.mkdir()
     (folder / "config.py").write_text(CONFIG)
     (folder / "program.py").write_text(PROGRAM % str(ROOT))
-    blocks = [f"<!-- begin: {name} -->\n<!-- end: {name} -->" for name in ("answer", "results", "setup")]
-    (folder / "README.md").write_text("\n\n".join(blocks))
     done = python(ROOT / "experiments" / "programs.py", folder)
     assert done.returncode == 0, done.stderr
     assert re.findall(r"^\w+\.r\d$", done.stderr, re.MULTILINE) == [
@@ -41,10 +38,10 @@ def test_programs_are_run_in_rounds_and_their_records_are_judged(tmp_path: Path)
         "slow.r2",
         "quick.r2",
     ]
-    records = run_records(load_experiment(folder).records / "cpu")
+    records = read_runs(load_experiment(folder).records / "cpu")
     assert {record.experiment for record in records.values()} == {"programs"}
     assert script("report.py", folder).returncode == 0
     assert script("report.py", folder, "--check").returncode == 0
-    assert "| It is slower. | holds | 9.00x" in (folder / "README.md").read_text()
+    assert "| It is slower. | holds | 9.00x" in (folder / "results.md").read_text()
     swept = script("sweep.py", folder)
     assert (swept.returncode, "no cell is a run of dpexp" in swept.stderr) == (2, True)

@@ -16,8 +16,7 @@ from dpexp.config.run_config import RunConfig, config_digest
 from dpexp.record.figures import summarize
 from dpexp.record.record import Record
 from dpexp.report import terminal
-from dpexp.study.reproduce import config_of, reproduce
-from dpexp.study.reproduction import Reproduction, compare_records, reproduction_sections
+from dpexp.study.reproduce import Reproduction, compare_records, config_of, reproduce
 
 pytestmark = pytest.mark.usefixtures("forked_child_runs")
 
@@ -120,7 +119,7 @@ def test_a_run_with_another_fact_is_not_reproduced(name: str) -> None:
     DIFFERENT[name](then)
     result = compare_records(then, now)
     assert not result.is_reproduced
-    assert "NOT REPRODUCED" in terminal.terminal_text(reproduction_sections(result))
+    assert "NOT REPRODUCED" in terminal.terminal_text(result.sections())
 
 
 def test_other_code_is_shown_and_not_an_error() -> None:

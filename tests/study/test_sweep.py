@@ -6,16 +6,17 @@ from pathlib import Path
 
 import pytest
 import swept
-from command_lines import ROOT, script
+from command_lines import script
 from record_factory import whole
 
 from dpexp.config.errors import ConfigError
+from dpexp.config.run_config import RunConfig
 from dpexp.engine.facts import lock
 from dpexp.record.journal import RECORD
 from dpexp.record.record import Record
 from dpexp.study.experiment import Experiment, load_experiment
-from dpexp.study.records import measured_runs, run_records, speed_ups, write_runs
-from dpexp.study.sweep import Sweep, plan_runs
+from dpexp.study.records import Plan, finished_runs, read_runs, speed_ups, write_runs
+from dpexp.study.sweep import Sweep
 
 pytestmark = pytest.mark.usefixtures("forked_child_runs")
 
@@ -27,14 +28,14 @@ def experiment(tmp_path: Path) -> Experiment:
 
 
 def newest(experiment: Experiment) -> Sweep:
-    found = Sweep.latest(experiment)
+    found = Sweep.latest(experiment.plan)
     assert found is not None
     return found
 
 
 def test_every_round_runs_every_cell_once_and_begins_with_the_next_one() -> None:
-    experiment = load_experiment(ROOT / "experiments" / "seed_tables")
-    cells, planned = [*experiment.runs], plan_runs(experiment)
+    cells = ["single", "two", "three"]
+    planned = Plan("mine", "mine", {cell: RunConfig("single") for cell in cells}, 3).order
     rounds = [[run.cell for run in planned if run.round == number] for number in (1, 2, 3)]
     assert rounds == [cells, cells[1:] + cells[:1], cells[2:] + cells[:2]]
     assert [run.round for run in planned] == sorted(run.round for run in planned)
@@ -59,8 +60,8 @@ def test_a_runs_speed_up_is_over_the_single_device_of_its_round() -> None:
 
 
 def test_a_failed_run_does_not_stop_the_sweep_and_resume_runs_only_it(experiment: Experiment) -> None:
-    sweep, reported = Sweep.new(experiment), []
-    completed = sweep.run(plan_runs(experiment), reported.append)
+    sweep, reported = Sweep.new(experiment.plan), []
+    completed = sweep.run(experiment.plan.order, reported.append)
     assert completed == reported
     assert Counter((run.planned.cell, run.finished, run.error) for run in completed) == {
         ("single", True, ""): 2,
@@ -71,28 +72,27 @@ def test_a_failed_run_does_not_stop_the_sweep_and_resume_runs_only_it(experiment
     assert (parent.status, parent.summary["done"], len(parent.summary["speed_ups"])) == ("finished", 4, 4)
     assert {(run.parent, run.experiment) for run in swept.runs_of(sweep)} == {(sweep.folder.name, "small")}
     with pytest.raises(ConfigError, match="2 runs are missing"):
-        sweep.publish()
+        sweep.publish(experiment.records)
 
     (experiment.folder / "fixed").touch()
     again = newest(experiment)
-    missing = again.missing(plan_runs(experiment))
+    missing = again.missing()
     assert {run.cell for run in missing} == {"fragile"}
     again.run(missing, reported.append)
-    published = run_records(again.publish())
-    assert {cell: len(of_cell) for cell, of_cell in measured_runs(published).items()} == dict.fromkeys(
-        experiment.runs, 2
-    )
+    published = read_runs(again.publish(experiment.records))
+    rounds = {cell: list(of_cell) for cell, of_cell in finished_runs(published).items()}
+    assert rounds == {cell: [1, 2] for cell in experiment.runs}
     assert {record.parent for record in published.values()} == {sweep.folder.name}
 
 
 def test_published_records_are_those_that_the_runs_wrote(experiment: Experiment) -> None:
     (experiment.folder / "fixed").touch()
-    sweep = Sweep.new(experiment)
+    sweep = Sweep.new(experiment.plan)
     folder = experiment.records / "cpu"
     write_runs(folder, {cell: [whole(2), whole(3)] for cell in ("quick", "by-hand")})
-    completed = sweep.run(plan_runs(experiment), lambda completed: None)
-    assert sweep.publish() == folder
-    published = run_records(folder)
+    completed = sweep.run(experiment.plan.order, lambda completed: None)
+    assert sweep.publish(experiment.records) == folder
+    published = read_runs(folder)
     for run in completed:
         assert isinstance(run.record, Record)
         written = sweep.folder.with_name(run.record.run_id)
@@ -104,12 +104,12 @@ def test_published_records_are_those_that_the_runs_wrote(experiment: Experiment)
 
 
 def test_a_cell_that_changed_since_cannot_be_resumed(experiment: Experiment) -> None:
-    sweep = Sweep.new(experiment)
-    sweep.run([run for run in plan_runs(experiment) if run.cell == "single"][:1], lambda completed: None)
+    sweep = Sweep.new(experiment.plan)
+    sweep.run([run for run in experiment.plan.order if run.cell == "single"][:1], lambda completed: None)
     path = experiment.folder / "config.py"
     path.write_text(path.read_text().replace("steps=3", "steps=4"))
     with pytest.raises(ConfigError, match=r"'single' has changed since that sweep \(steps\)"):
-        newest(load_experiment(experiment.folder)).missing(plan_runs(experiment))
+        newest(load_experiment(experiment.folder)).missing()
 
 
 def test_a_dry_run_shows_the_order_and_writes_nothing(experiment: Experiment, dpexp_home: Path) -> None:
@@ -134,7 +134,7 @@ def test_resume_runs_what_failed_and_publish_replaces_the_records(
     names = Counter(run.name for run in swept.runs_of(newest(experiment)))
     assert names["single.r1"] == names["quick.r2"] == 1, "those that had ended are kept"
     (published,) = experiment.records.iterdir()
-    assert set(run_records(published)) == {run.name for run in plan_runs(experiment)}
+    assert set(read_runs(published)) == {run.name for run in experiment.plan.order}
 
 
 def test_a_run_names_the_lock_that_its_environment_was_made_from(tmp_path: Path) -> None:
