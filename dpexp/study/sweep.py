@@ -160,11 +160,6 @@ class Sweep:
         )
         return journal
 
-    def has_ended(self, *, track: bool) -> bool:
-        """Whether its Record has an end, which a killed one lacks, and is delivered as ``track`` says."""
-        record = Record.load(self.folder)
-        return record.status == "finished" and record.config["track"] == track
-
     def run_folders(self) -> list[Path]:
         """The folder of the sweep, then those of its runs that have ended."""
         ended = (record.run_id for record in self.records.values() if record.status != "running")
