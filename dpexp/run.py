@@ -26,7 +26,6 @@ from dpexp.config.process import home
 from dpexp.config.run_config import RunConfig
 from dpexp.config.strategy_options import LaunchOptions
 from dpexp.distributed.faults import LostContact, PeerError, error_row
-from dpexp.distributed.launch import Job, RankResult, end_with_launcher, error_of, launch
 from dpexp.distributed.signals import SignalHandler
 from dpexp.distributed.world import World
 from dpexp.engine.progress import ProgressBar, importing_torch
@@ -37,6 +36,7 @@ from dpexp.record.redact import redact
 from dpexp.tracking.user_runs import user_run
 
 if TYPE_CHECKING:
+    from dpexp.distributed.launch import RankResult
     from dpexp.engine.prepared import Prepared
     from dpexp.tracking.ledger import Delivery
 
@@ -147,6 +147,8 @@ def execute(
     if world is None and launched is not None:
         return _launch_ranks(config, launched, quiet, on_record)
     if world is not None:
+        from dpexp.distributed.launch import end_with_launcher
+
         end_with_launcher()
     is_recorder, users = world is None or world.rank == 0, user_run()
     quiet = quiet or not is_recorder
@@ -210,6 +212,7 @@ def _run_engine(
 
     Every rank has the Record, unless an error ended the run.
     """
+    from dpexp.distributed.launch import RankResult
     from dpexp.engine import passes
 
     group = prepared.group
@@ -247,6 +250,7 @@ def _warn_of_user_run(found: str) -> None:
 
 def _launch_ranks(config: RunConfig, options: LaunchOptions, quiet: bool, on_record: OnRecord) -> Outcome:
     """Start the ranks with torchrun's launcher; the Record is that of the first rank."""
+    from dpexp.distributed.launch import Job, error_of, launch
     from dpexp.tracking.ledger import Delivery
 
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # read when torch is imported

@@ -8,7 +8,6 @@ import dataclasses
 import inspect
 import json
 import os
-import tomllib
 import typing
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -98,6 +97,8 @@ def load_config(ctx: typer.Context, path: Path | None) -> Path | None:
 
 def read_config(path: Path, strategy: str) -> dict[str, Any]:
     """The options in a TOML, JSON or YAML file. Raises ConfigError for unknown keys and wrong values."""
+    import tomllib
+
     where = f"--config {path}"
     loaders: dict[str, Callable[[str], Any]] = {
         ".toml": tomllib.loads,
