@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from command_lines import CommandLines
     from playwright.sync_api import Browser
 
 ACCELERATORS_NEEDED = {"gpu": 1, "multigpu": 2}
@@ -156,14 +155,6 @@ def home_with_store(dpexp_home: Path, empty_store: Path) -> Path:
     """``dpexp_home`` after a store was created in it, which takes 0.5 s of CPU time: here it is copied."""
     shutil.copyfile(empty_store, dpexp_home / "mlflow.db")
     return dpexp_home
-
-
-@pytest.fixture(scope="session")
-def command_lines() -> CommandLines:
-    """Runs command lines of scripts/run.py cheaply, each in its own process."""
-    from command_lines import shared
-
-    return shared()
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, NamedTuple
+from typing import IO, TYPE_CHECKING, Any
 from unittest import mock
 
 from dpexp.commands.app import run_app
@@ -42,14 +42,6 @@ ENVIRONMENT = {
 }
 PATIENCE_S = 1000
 """How long to wait for an event: far longer than it takes on a busy machine."""
-
-
-class CommandResult(NamedTuple):
-    """The exit code and output of a command line."""
-
-    code: int
-    stdout: str
-    stderr: str
 
 
 class Command:
@@ -134,13 +126,6 @@ class CommandLines:
         while not command.pid:
             self.read(PATIENCE_S)
         return command
-
-    def run(self, words: list[str], folder: Path = ROOT, **environment: str) -> CommandResult:
-        """Run ``scripts/run.py WORDS`` in a folder."""
-        command = self.start(SCRIPT, *words, folder=folder, **environment)
-        out, err = wait(command)
-        assert command.returncode is not None
-        return CommandResult(command.returncode, out, err)
 
     def read(self, timeout: float) -> None:
         """Read what the process reports, for which this waits."""

@@ -45,11 +45,10 @@ def mlflow_server(store: str, artifacts: Path) -> Iterator[int]:
         yield port
     finally:
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGTERM)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(60)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+            os.killpg(
+                process.pid, signal.SIGKILL
+            )  # asked to end, it waits for the clients that are connected
+        process.wait()
 
 
 def _wait_until_up(port: int, process: subprocess.Popen[bytes]) -> None:
@@ -121,6 +120,7 @@ class Proxy:
             while data := client.recv(1 << 16):
                 if self.failing:
                     client.sendall(b"HTTP/1.1 500 Internal Server Error\r\nContent-Length: 0\r\n\r\n")
+                    client.shutdown(socket.SHUT_RDWR)
                     break
                 self.received = (self.received + data)[-(1 << 20) :]
                 server.sendall(data)

@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from command_lines import CommandLines
+from command_lines import script
 from printed import ROOT, blocks
 
 from dpexp.config.run_config import RunConfig
@@ -22,13 +22,13 @@ def examples() -> list[list[str]]:
     return [each[2:] for each in words if ".py:" in " ".join(each)]
 
 
-def test_a_log_of_clicks_is_data(command_lines: CommandLines, dpexp_home: Path, tmp_path: Path) -> None:
+def test_a_log_of_clicks_is_data(tmp_path: Path) -> None:
     program = ROOT / "examples" / "click_logs.py"
     subprocess.run([sys.executable, program, "clicks.tsv"], cwd=tmp_path, check=True)
     (words,) = [words for words in examples() if "click_logs.py" in " ".join(words)]
     line = [word.replace("examples/click_logs.py", str(program)) for word in words]
-    run = command_lines.run([*line, *SHORT, "--json"], tmp_path, DPEXP_HOME=str(dpexp_home))
-    assert run.code == 0, run.stderr
+    run = script("run.py", *line, *SHORT, "--json", folder=tmp_path)
+    assert run.returncode == 0, run.stderr
     assert json.loads(run.stdout)["verification"]["passed"] is True
 
 
