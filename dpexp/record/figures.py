@@ -111,7 +111,7 @@ FIGURES = (
     Figure("metrics", "metrics", "", lambda view: view.metrics, At.TERMINAL | At.TABLE),
     Figure("phases_ms", "phases", "ms", lambda view: view.phase_medians, At.SUMMARY),
     Figure("phase_coverage", "phases cover", "share", lambda view: view.phase_coverage, _SINGLE),
-    Figure("bytes_moved", "moved a step", "B", lambda view: view.bytes_moved, At.METRIC, digits=0,
+    Figure("bytes_moved", "moved per step", "B", lambda view: view.bytes_moved, At.METRIC, digits=0,
            of_runs=largest),
     Figure("peak_bytes", "peak memory", "B", lambda view: view.record.memory, At.TABLE,
            of_runs=largest),

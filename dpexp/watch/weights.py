@@ -121,12 +121,15 @@ class Weighing:
         return [each / total for each in counts] if total else [0.0] * len(counts), rule
 
     def _measured(self, own: Sequence[Call]) -> Rule | None:
-        def measured() -> list[set[Rule] | None]:
+        """The rule that fits all calls best."""
+
+        def measured() -> list[dict[Rule, float] | None]:
             return [rules(self._value(call), call.inputs) for call in own]
 
         by_rank = self._ranks.all_gather(self._ranks.together(measured))
         known = [each for of_rank in by_rank for each in of_rank if each is not None]
-        return min(set[Rule].intersection(*known), default=None) if known else None
+        fitting = set[Rule].intersection(*map(set, known)) if known else set()
+        return min(fitting, key=lambda rule: (max(each[rule] for each in known), rule), default=None)
 
     def _value(self, call: Call) -> Callable[[Any], float]:
         """The loss as a function of inputs, on the host, where labels that it does not know raise."""

@@ -104,6 +104,25 @@ wrong(
 )
 
 
+class Shifted(LanguageModel):
+    """Its loss is that of the next token, as in models of Hugging Face: the first label does not count."""
+
+    def forward(self, ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return cross_entropy(super().forward(ids)[:, :-1], labels[:, 1:])
+
+
+@right()
+def labels_after_the_first_weighted() -> Any:
+    run = watch(model := Shifted())
+    for step in steps_of(sgd(model)):
+        batches = [tokens(step, number, 3 * number, 12) for number in range(3)]
+        total = sum(count(labels[:, 1:]) for _, labels in batches)
+        for ids, labels in batches:
+            labels[:, 0] = 1
+            (model(ids, labels) * count(labels[:, 1:]) / total).backward()
+    return run
+
+
 @right()
 def gradients_divided_at_the_end() -> Any:
     run = watch(model := MLP(), mse)
