@@ -9,7 +9,7 @@
        loss
     gradients        ◄─ backward ── the same way back: those of the copies add up in the model's weights
 
-Every step takes one batch on three devices and on one, and prints how far they are apart. Without accelerators
+Every step takes one batch on three devices and on one, and prints how far they are apart. Without several GPUs
 the three devices are the CPU. ``python scripts/run.py whole --virtual 3`` computes the same numbers.
 """
 
@@ -69,8 +69,8 @@ def batches() -> list[tuple[Tensor, Tensor]]:
 
 
 def main() -> None:
-    count = torch.accelerator.device_count()
-    devices = [torch.device("cuda", i) for i in range(count)] if count else [torch.device("cpu")] * 3
+    count = torch.cuda.device_count()
+    devices = [torch.device("cuda", i) for i in range(count)] if count > 1 else [torch.device("cpu")] * 3
     torch.manual_seed(0)
     model = nn.Linear(5, 2)
     single = nn.Linear(5, 2)

@@ -10,6 +10,7 @@ An experiment gives its ``Case``s, and a function that makes ``results.md`` from
 import contextlib
 import csv
 import os
+import re
 import signal
 import socket
 import sys
@@ -33,6 +34,11 @@ PATIENCE_S = 150.0
 """A case that takes longer is killed."""
 
 Row = dict[str, str]
+
+
+def without_paths(text: str) -> str:
+    """The text without the folders of this machine: files of the repository and of packages begin with their own."""
+    return re.sub(rf"{re.escape(str(ROOT))}/|/[^\s\"']*/(?=torch/|site-packages/)", "", text)
 
 
 @dataclass(frozen=True)

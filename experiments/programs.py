@@ -51,7 +51,7 @@ def measured(experiment: Experiment, cell: str) -> Record:
 
 
 def main(folder: Path) -> None:
-    """Run every program once a round; each round begins with the next one."""
+    """Run every program once per round; each round begins with the next one."""
     experiment = load_experiment(folder)
     cells = [*experiment.programs]
     found: dict[str, list[Record]] = {cell: [] for cell in cells}

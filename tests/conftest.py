@@ -57,7 +57,7 @@ def pytest_configure() -> None:
 
 
 def let_examples_take_their_time() -> None:
-    """Turn off the deadline of 200 ms an example, as Hypothesis itself does in CI: any may take longer."""
+    """Turn off the deadline of 200 ms per example, as Hypothesis itself does in CI: any may take longer."""
     with contextlib.suppress(ModuleNotFoundError):
         from hypothesis import settings
 

@@ -4,6 +4,7 @@ import json
 from itertools import chain
 from pathlib import Path
 
+import pytest
 from command_lines import script
 from printed import blocks
 
@@ -18,3 +19,11 @@ def test_every_script_that_readme_calls_works(dpexp_home: Path) -> None:
     records = [json.loads(path.read_text()) for path in dpexp_home.glob("runs/*/record.json")]
     assert records
     assert all(record["verification"]["passed"] for record in records)
+
+
+def test_the_model_of_one_s_own_runs_as_readme_has_it(
+    dpexp_home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (program,) = (block.text for block in blocks("README.md") if "import dpexp" in block.text)
+    exec(program.replace("virtual=2", "virtual=2, track=False"), {})
+    assert "verified" in capsys.readouterr().out

@@ -78,7 +78,8 @@ def _call(app: typer.Typer) -> None:
         if words[:1] == [group.name] and group.typer_instance is not None:
             program.append(words.pop(0))
             app = group.typer_instance
-    for command in app.registered_commands:
+            break
+    for command in app.registered_commands if len(app.registered_commands) > 1 else ():
         if words[:1] == [command.name]:
             program.append(words.pop(0))
             app = make_app("")

@@ -26,7 +26,7 @@ DIGESTED = 10, 100
 
 @dataclass(frozen=True)
 class Samples:
-    """Samples by number, each once an epoch, in batches of ``--batch-size``; the last may have fewer rows.
+    """Samples by number, each once per epoch, in batches of ``--batch-size``; the last may have fewer rows.
 
     ``fetch`` gives the batch of some numbers; ``draws`` says that it may draw random numbers.
     """

@@ -98,7 +98,7 @@ class RecordView:
 
     @cached_property
     def metrics(self) -> dict[str, float]:
-        """{name: the last value of what was measured once an epoch}"""
+        """{name: the last value of what was measured once per epoch}"""
         found = {name: present(values) for name, values in self.record.metrics.items()}
         return {name: values[-1] for name, values in found.items() if values}
 

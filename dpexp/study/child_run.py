@@ -15,11 +15,12 @@ from dpexp.record.record import Record, Row
 from dpexp.record.redact import redact
 
 CODE = """
-import json, sys
+import contextlib, json, sys
 from dpexp import RunConfig
 from dpexp.run import execute
 try:
-    outcome = execute(RunConfig.from_dict(json.load(sys.stdin)), quiet=True)
+    with contextlib.redirect_stdout(sys.stderr):  # what a model prints
+        outcome = execute(RunConfig.from_dict(json.load(sys.stdin)), quiet=True)
 except Exception as error:
     sys.exit(f"error: {error}")
 if outcome.record is not None:
@@ -28,6 +29,8 @@ if outcome.error is not None:
     sys.exit(f"error: {type(outcome.error).__name__}: {outcome.error}")
 """
 """What the child runs."""
+GRACE_S = 30.0
+"""How long a run may take to end after it is told."""
 
 
 @dataclass(frozen=True)
@@ -54,12 +57,29 @@ def run_in_child(config: Row, environ: Mapping[str, str]) -> ChildRun:
 def run_process(
     command: list[str], *, env: Mapping[str, str], input: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run a process to its end, which is that of this one as well: then it is terminated."""
+    """Run a process to its end. It is terminated when this one ends, or is interrupted, which then waits."""
     c_library()
-    end = partial(_end_with, os.getpid())
-    return subprocess.run(
-        command, input=input, env=env, capture_output=True, text=True, check=False, preexec_fn=end
-    )
+    pipe, end = subprocess.PIPE, partial(_end_with, os.getpid())
+    with subprocess.Popen(
+        command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=env, preexec_fn=end
+    ) as process:
+        try:
+            out, err = process.communicate(input)
+        except BaseException:
+            _end(process)
+            raise
+    return subprocess.CompletedProcess(command, process.returncode, out, err)
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """Let the run end by itself, with its Record; kill it where that takes too long."""
+    process.terminate()
+    try:
+        process.communicate(timeout=GRACE_S)
+    except BaseException as error:
+        process.kill()
+        if not isinstance(error, subprocess.TimeoutExpired):
+            raise
 
 
 def _end_with(parent: int) -> None:

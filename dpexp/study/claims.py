@@ -72,8 +72,9 @@ def _fact(claim: Claim, kind: Metric, cell: str, runs: RunsByCell) -> tuple[Clai
     except ConfigError as error:
         return ClaimOutcome.CONTRADICTED, str(error)
     if not claim.against:
-        is_missing = fact != fact  # NaN
-        return _outcome(is_missing or RELATIONS[claim.relation](fact, claim.value)), kind.show(fact)
+        if fact != fact:  # NaN
+            return ClaimOutcome.NOT_MEASURED, f"no {claim.metric} in the records"
+        return _outcome(RELATIONS[claim.relation](fact, claim.value)), kind.show(fact)
     if claim.relation == "==":
         other = "" if fact == baseline else f", not {kind.show(baseline)}"
         return _outcome(fact == baseline), kind.show(fact) + other

@@ -37,7 +37,7 @@ class PlannedRun(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """What a sweep runs: each cell once a round.
+    """What a sweep runs: each cell once per round.
 
     ``name`` is the MLflow experiment of its runs; ``title`` is what ``--resume`` finds the sweep by.
     """
@@ -118,12 +118,12 @@ def read_runs(folder: Path) -> dict[str, Record]:
     cells = {path.stem: path for path in sorted(folder.glob("*.json"))}
     found = {PlannedRun(cell, 1).name: Record.load(path) for cell, path in cells.items()}
     whole = {cell: json.loads(path.read_text("utf-8")) for cell, path in cells.items()}
-    for row in _rows(folder):
-        try:
+    try:
+        for row in _rows(folder):
             record = Record.from_dict(whole[row["cell"]] | row)
             found[PlannedRun(row["cell"], row["round"]).name] = record
-        except NOT_OF_DPEXP as error:
-            raise JournalError(f"{folder / ROWS}: a line is not a run of a cell: {error!r}") from error
+    except NOT_OF_DPEXP as error:
+        raise JournalError(f"{folder / ROWS}: a line is not a run of a cell: {error!r}") from error
     return found
 
 

@@ -123,6 +123,8 @@ class Results:
     def _record_problems(self, kind: str) -> Iterator[str]:
         """The cells that lack a round, and the Records of another config."""
         experiment, folder = self.experiment, self.experiment.records / kind
+        for cell in self.runs[kind].keys() - experiment.cells:
+            yield f"{folder}: cell '{cell}' is not in {CONFIG}: remove its Records"
         for cell in experiment.cells:
             measured = self.runs[kind].get(cell, {})
             if [*measured] != [*range(1, experiment.repeats + 1)]:

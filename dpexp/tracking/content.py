@@ -3,7 +3,7 @@
 ====================  =====================================================================
 params                the flat config, without labels, and options of one strategy only where they are set
 metrics by step       ``loss``, ``time_ms/step``, ``time_ms/<phase>``
-metrics by epoch      what the loop measured once an epoch, such as ``accuracy``
+metrics by epoch      what the loop measured once per epoch, such as ``accuracy``
 single metrics        at most ``MOST_SINGLE``, rounded: ``step_ms``, ``phases_ms/<phase>`` and the like
 tags                  ``dpexp.…``, ``git.…``, ``host``, the note
 tables                ``shapes.json``, ``device_map.json``

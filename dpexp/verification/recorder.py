@@ -149,7 +149,7 @@ def remove_all(handles: Iterable[RemovableHandle]) -> None:
 
 
 def fewer_collections(model: nn.Module) -> AbstractContextManager[None]:
-    """Inside, garbage is searched for some times a step: what is recorded of a step grows with the model."""
+    """Inside, garbage is searched for some times per step: what is recorded grows with the model."""
     return rarer_garbage_collection(4 * sum(1 for _ in model.modules()))
 
 

@@ -261,9 +261,8 @@ def mean_of_means(factors: Sequence[float], ranks: int, rule: str, are_equal: bo
     times = ", ".join(f"{each:.3g}" for each in factors)
     what = rule.partition(" ")[0]
     if are_equal and what in ("rows", "labels", "weights"):
-        averaged = f"{of} of unequal {what} are averaged as if equal"
-        return f"{averaged}: their {what} count {times} times what they should"
-    return f"{of} have other weights than in the loss of all rows ({times} times)"
+        return f"{of} of unequal {what} are averaged as if equal (weights {times} instead of 1)"
+    return f"{of} have other weights than in the loss of all rows ({times} instead of 1)"
 
 
 def _passes(numbers: Sequence[int], micro: int) -> str:

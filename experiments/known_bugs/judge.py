@@ -102,7 +102,7 @@ def row_of(bug: Bug, home: Path, ended: str) -> Row:
     written = home / "said"
     said = json.loads(written.read_text()) if written.exists() else {"verdict": "died", "message": ended}
     kind = KIND.search(said["message"])
-    message = " ".join(said["message"].replace(f"{ROOT}/", "").split())
+    message = " ".join(harness.without_paths(said["message"]).split())
     facts = {
         "link": bug.link,
         "what": bug.what,

@@ -114,7 +114,7 @@ def _keep_evidence(name: str, record: Record | None) -> None:
         environment = {key: record.environment.get(key) for key in KEPT}
         error = {key: value for key, value in (record.error or {}).items() if key != "traceback"}
         kept = record.to_dict() | LEFT_OUT | {"environment": environment, "error": error}
-        text = Record.from_dict(kept).to_json().replace(f"{harness.ROOT}/", "")
+        text = harness.without_paths(Record.from_dict(kept).to_json())
         path.parent.mkdir(exist_ok=True)
         path.write_text(text, encoding="utf-8")
 

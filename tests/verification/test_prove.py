@@ -29,7 +29,7 @@ def data_parallel(model: nn.Module, devices: list[torch.device]) -> nn.Module:
     return DataParallel(model, devices)
 
 
-def test_a_right_layout_is_proven_and_the_model_does_not_change() -> None:
+def test_a_right_layout_is_verified_and_the_model_does_not_change() -> None:
     model = Blocks(10, 20, 20)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     result = dpexp.prove(
@@ -80,7 +80,7 @@ def test_a_gradient_that_is_missing_is_never_rounding() -> None:
 
 
 @pytest.mark.gpu
-def test_a_model_that_is_on_a_gpu_is_proven_as_well() -> None:
+def test_a_model_that_is_on_a_gpu_is_verified_as_well() -> None:
     gpu = accelerators()[0]
     model = Blocks(10, 20, 20).to(gpu)
     assert dpexp.prove(model, data_parallel, batches(), nn.functional.mse_loss, devices=[gpu]).passed

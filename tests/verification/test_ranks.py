@@ -308,7 +308,7 @@ def proof(group: ProcessGroup, name: str) -> str:
 
 
 @pytest.mark.parametrize("name", PROOFS)
-def test_a_layout_is_proven_or_says_what_is_wrong(name: str) -> None:
+def test_a_layout_is_verified_or_says_what_is_wrong(name: str) -> None:
     for message in in_ranks(2, HERE, f"proof:{name}")[f"proof:{name}"]:
         assert bool(message) == bool(PROOFS[name][3]), message
         assert re.search(PROOFS[name][3], message)

@@ -83,7 +83,7 @@ def changed(change: Callable[[Any], object], around: Any = DataParallel) -> Any:
 
 
 @pytest.mark.parametrize("make", [Autoencoder, Recurrent, Predicts])
-def test_right_layouts_are_proven_in_training_mode(make: Any) -> None:
+def test_right_layouts_are_verified_in_training_mode(make: Any) -> None:
     result = prove(make(), DataParallel)
     assert result.passed
     assert result.training_steps > 0
