@@ -39,9 +39,6 @@ def test_a_sweep_that_is_killed_ends_its_run_and_resume_runs_the_rest(
     assert sweep is not None
     assert Record.load(sweep.folder).status == "killed"
     assert [run.name for run in sweep.missing()][:1] == ["slow.r1"]
-    if number == signal.SIGTERM:  # the run has ended by itself, with its Record
-        (run,) = (run for run in swept.runs_of(sweep) if run.name == "slow.r1")
-        assert (run.status, (run.error or {})["type"]) == ("killed", "Terminated")
     (experiment.folder / "fixed").touch()
     done = script("sweep.py", experiment.folder, "--no-track", "--resume")
     assert done.returncode == 0, done.stderr
