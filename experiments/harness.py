@@ -36,6 +36,12 @@ PATIENCE_S = 150.0
 Row = dict[str, str]
 
 
+def one_line(message: str, most: int) -> str:
+    """A message without paths and line breaks, cut after so many characters."""
+    text = " ".join(without_paths(message).split())
+    return text if len(text) <= most else f"{text[:most]}…"
+
+
 def without_paths(text: str) -> str:
     """The text without the folders of this machine: files of the repository and of packages begin with their own."""
     return re.sub(rf"{re.escape(str(ROOT))}/|/[^\s\"']*/(?=torch/|site-packages/)", "", text)

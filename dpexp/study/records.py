@@ -115,12 +115,11 @@ def machine_kind(records: Iterable[Record]) -> str:
 
 def read_runs(folder: Path) -> dict[str, Record]:
     """{name of the run: Record} of a folder of committed Records. Raises JournalError for other files."""
-    cells = {path.stem: path for path in sorted(folder.glob("*.json"))}
-    found = {PlannedRun(cell, 1).name: Record.load(path) for cell, path in cells.items()}
-    whole = {cell: json.loads(path.read_text("utf-8")) for cell, path in cells.items()}
+    cells = {path.stem: Record.load(path) for path in sorted(folder.glob("*.json"))}
+    found = {PlannedRun(cell, 1).name: record for cell, record in cells.items()}
     try:
         for row in _rows(folder):
-            record = Record.from_dict(whole[row["cell"]] | row)
+            record = Record.from_dict(cells[row["cell"]].to_dict() | row)
             found[PlannedRun(row["cell"], row["round"]).name] = record
     except NOT_OF_DPEXP as error:
         raise JournalError(f"{folder / ROWS}: a line is not a run of a cell: {error!r}") from error

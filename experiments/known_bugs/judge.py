@@ -102,7 +102,6 @@ def row_of(bug: Bug, home: Path, ended: str) -> Row:
     written = home / "said"
     said = json.loads(written.read_text()) if written.exists() else {"verdict": "died", "message": ended}
     kind = KIND.search(said["message"])
-    message = " ".join(harness.without_paths(said["message"]).split())
     facts = {
         "link": bug.link,
         "what": bug.what,
@@ -112,7 +111,7 @@ def row_of(bug: Bug, home: Path, ended: str) -> Row:
         "by": next(filter(None, kind.groups()), "") if kind else "",
         "named": named_module(said["message"]),
     }
-    return facts | said | {"message": message if len(message) <= LONGEST else f"{message[:LONGEST]}…"}
+    return facts | said | {"message": harness.one_line(said["message"], LONGEST)}
 
 
 def named_module(message: str) -> str:

@@ -78,12 +78,15 @@ def _case(package: str, layout: str, model: str, of_run: RunConfig) -> harness.C
     name = f"{package}/{layout}/{model}"
 
     def row(home: Path, ended: str) -> harness.Row:
+        results.evidence(name).unlink(missing_ok=True)
         record = recorded(home)
-        _keep_evidence(name, record)
-        if record is not None:
-            return results.of_record(name, record)
-        refused = home / "refused"
-        return results.row(name, False, refused.read_text() if refused.exists() else ended)
+        if record is None:
+            refused = home / "refused"
+            return results.row(name, False, refused.read_text() if refused.exists() else ended)
+        found = results.of_record(name, record)
+        if found["verdict"] == results.WRONG:
+            _keep_evidence(name, record)
+        return found
 
     packages = ("torch",) if package == "pytorch" else ("torch", package)
     return harness.Case(name, of_run.options.ranks, packages, lambda home: run(of_run, home), row)
@@ -106,17 +109,14 @@ def recorded(home: Path) -> Record | None:
     return Record.load(written[0]) if written else None
 
 
-def _keep_evidence(name: str, record: Record | None) -> None:
+def _keep_evidence(name: str, record: Record) -> None:
     """Keep the whole Record of a run that is wrong, but for what only measures or tells where it was."""
+    environment = {key: record.environment.get(key) for key in KEPT}
+    error = {key: value for key, value in (record.error or {}).items() if key != "traceback"}
+    kept = record.to_dict() | LEFT_OUT | {"environment": environment, "error": error}
     path = results.evidence(name)
-    path.unlink(missing_ok=True)
-    if record is not None and results.of_record(name, record)["verdict"] == results.WRONG:
-        environment = {key: record.environment.get(key) for key in KEPT}
-        error = {key: value for key, value in (record.error or {}).items() if key != "traceback"}
-        kept = record.to_dict() | LEFT_OUT | {"environment": environment, "error": error}
-        text = harness.without_paths(Record.from_dict(kept).to_json())
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(text, encoding="utf-8")
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(harness.without_paths(Record.from_dict(kept).to_json()), encoding="utf-8")
 
 
 if __name__ == "__main__":

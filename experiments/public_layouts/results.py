@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dpexp.record.record import Record
-from experiments.harness import ROOT, Row, markdown, without_paths
+from experiments.harness import ROOT, Row, markdown, one_line
 
 HERE = Path(__file__).resolve().parent
 SCRIPTS, LONGEST_SCRIPT = HERE / "without_dpexp", 40
@@ -66,11 +66,10 @@ def row(case: str, differs: bool, message: str) -> Row:
     """
     known = finding(case)
     is_judged = known.get("is") in ((WRONG, DEFINITION) if differs else (NOT_RUN,))
-    short = " ".join(without_paths(message).split())
     return {
         "verdict": known["is"] if is_judged else OPEN,
         "cause": known["cause"] if is_judged else "",
-        "message": short if len(short) <= 300 else f"{short[:300]}…",
+        "message": one_line(message, 300),
     }
 
 
