@@ -41,6 +41,14 @@ class Parts:
     apart: Sequence[float]
     counts: Sequence[int] = (1,)
 
+    def rms(self, part: int) -> float:
+        """The size of its numbers."""
+        return self.norms[part] / math.sqrt(self.counts[part])
+
+    def scale(self, part: int, other: int) -> float:
+        """How much larger a norm is over as many numbers as another part has, each alike."""
+        return math.sqrt(self.counts[other] / self.counts[part])
+
 
 Kinds: TypeAlias = Mapping[str, Mapping[str, Parts]]
 """Tensors by kind (outputs, loss, gradients, buffers, parameters, updates, optimizer) and name."""
@@ -94,16 +102,18 @@ class Limits:
     def _worst(self, kind: str, step: int, name: str, tensor: Parts, neighbour: float) -> Difference:
         noise = [*self.noise.get((kind, name), ()), *[0.0] * len(tensor.norms)]
         total, of_parts = math.hypot(*tensor.norms), []
-        each_part = zip(tensor.norms, tensor.apart, tensor.counts, noise, strict=False)
-        for norm, apart, count, measured in each_part:
-            beside = min(self._beside(tensor, norm, count), self.negligible * norm)  # more must be measured
-            size, allowed, is_comparable = norm, max(beside, measured), True
+        smallest = min((i for i, norm in enumerate(tensor.norms) if norm), key=tensor.rms, default=None)
+        for part, (norm, apart) in enumerate(zip(tensor.norms, tensor.apart, strict=True)):
+            beside, measured = self._beside(tensor, part, smallest), noise[part]
+            if not norm and smallest is not None:  # zeros are as exact as the numbers next to them
+                measured = max(measured, noise[smallest] * tensor.scale(smallest, part))
+            size, allowed, is_comparable = norm, max(beside, measured) if norm else measured, True
             if apart <= self.tolerance * norm:
                 allowed = 0.0
             elif apart <= beside:
                 size, allowed = beside / self.tolerance, 0.0
-            elif measured:
-                larger = [each for each in (norm, total) if measured <= HIDES * each]
+            elif measured or not total:
+                larger = [each for each in (norm, total) if each and measured <= HIDES * each]
                 is_nothing = not larger and math.hypot(total, measured) <= self.negligible * neighbour
                 size = larger[0] if larger else neighbour if is_nothing else total
                 allowed = max(allowed, self.tolerance * size)
@@ -114,14 +124,17 @@ class Limits:
         found = worst(of_parts)
         return hidden if hidden is not None and found.ratio <= 1 else found
 
-    def _beside(self, tensor: Parts, norm: float, count: int) -> float:
-        """How far apart a part may be, since each of its numbers is as exact as larger ones beside it."""
-        size, off = norm / math.sqrt(count), 0.0
-        for other, apart, numbers in zip(tensor.norms, tensor.apart, tensor.counts, strict=False):
-            if size < other / math.sqrt(numbers) <= NEAR * size:
-                rounded = max(self.eps * other, min(apart, self.tolerance * other))
-                off = max(off, rounded / math.sqrt(numbers))
-        return BITS * off * math.sqrt(count)
+    def _beside(self, tensor: Parts, part: int, smallest: int | None) -> float:
+        """How far apart a part may be, since each of its numbers is as exact as larger ones beside it.
+
+        Of zeros these are the ``smallest`` others.
+        """
+        size, off = tensor.rms(part), 0.0
+        for other, (norm, apart) in enumerate(zip(tensor.norms, tensor.apart, strict=True)):
+            if size < tensor.rms(other) <= NEAR * size or (not size and other == smallest):
+                rounded = max(self.eps * norm, min(apart, self.tolerance * norm))
+                off = max(off, rounded * tensor.scale(other, part))
+        return min(BITS * off, self.negligible * tensor.norms[part]) if size else BITS * off
 
 
 def noise_of(kinds: Kinds, least: float = 0.0) -> dict[tuple[str, str], list[float]]:
@@ -208,7 +221,7 @@ def _starts(used: Sequence[int]) -> list[int]:
 
 def relative_error(found: Tensors, expected: Tensors) -> float:
     """The largest relative error of a part of a tensor; infinite where shapes differ."""
-    judged = Limits(1.0).judge("", 0, parts_of(found, expected))
+    judged = Limits(sys.float_info.epsilon).judge("", 0, parts_of(found, expected))
     return max((each.error for each in judged.values()), default=0.0)
 
 

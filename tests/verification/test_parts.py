@@ -13,9 +13,11 @@ from dpexp.verification.compare import (
     Parts,
     noise_of,
     parts,
+    parts_of,
     relative_error,
     whole_error,
 )
+from dpexp.verification.rounding import MARGIN, NEGLIGIBLE, TWICE, largest
 
 DOUBLE = torch.float64
 LARGE = (-torch.finfo(DOUBLE).max, -1e300, -1e9, 3e7, math.inf, -math.inf)
@@ -137,3 +139,44 @@ def test_what_is_zero_but_for_rounding_is_equal_beside_its_neighbours() -> None:
         ("gradients", "frozen"): [0.0],
     }
     assert noise_of({"gradients": tensors})["gradients", "bias"] == [3e-8]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+@given(
+    seed=st.integers(0, 1 << 20),
+    of_single=st.lists(st.booleans(), min_size=1, max_size=40),
+    of_layout=st.lists(st.booleans(), min_size=40, max_size=40),
+    size=st.sampled_from((1.0, 1e-30, 1e30)),
+)
+def test_a_tensor_that_is_zero_but_for_rounding_is_equal_whichever_of_its_numbers_are_exactly_zero(
+    dtype: torch.dtype, seed: int, of_single: list[bool], of_layout: list[bool], size: float
+) -> None:
+    rng, eps = torch.Generator().manual_seed(seed), torch.finfo(dtype).eps
+
+    def rounded(is_zero: list[bool]) -> torch.Tensor:
+        """In float64, as what is compared is."""
+        numbers = torch.randn(len(of_single), generator=rng, dtype=DOUBLE) * eps * size
+        return numbers.masked_fill_(torch.tensor(is_zero[: len(of_single)]), 0.0)
+
+    weight = torch.full((64,), size, dtype=DOUBLE)
+    expected = {"bias": rounded(of_single), "weight": weight}
+    draws = [noise_of({"gradients": parts_of({**expected, "bias": rounded(of_single)}, expected)})] * 3
+    tolerance = {torch.float64: 1e-12, torch.float32: 1e-5}.get(dtype, 4 * eps)
+    margin = MARGIN if dtype in (torch.float64, torch.float32) else TWICE
+    limits = Limits(tolerance, NEGLIGIBLE[dtype], eps, largest(draws, margin))
+    found = parts_of({"bias": rounded(of_layout), "weight": weight}, expected)
+    judged = limits.judge("gradients", 1, found)["bias"]
+    assert judged.is_comparable
+    assert judged.ratio <= 1
+    wrong = parts_of({"bias": torch.full_like(expected["bias"], size), "weight": weight}, expected)
+    assert limits.judge("gradients", 1, wrong)["bias"].ratio > 1
+
+
+def test_zeros_beside_other_numbers_are_as_exact_as_the_smallest_of_them() -> None:
+    def ratio(off: float, *expected: float) -> float:
+        numbers = torch.tensor(expected, dtype=DOUBLE)
+        found = torch.where(numbers == 0, off, numbers)
+        return Limits(1e-12, 1e-4).judge("gradients", 1, {"": parts(found, numbers)})[""].ratio
+
+    assert ratio(1e-16, 3.0, 0.0, 1.0) < 1 < ratio(1e-13, 3.0, 0.0, 1.0)
+    assert ratio(1e-22, 1e-6, 0.0, -1e30) < 1 < ratio(1e-16, 1e-6, 0.0, -1e30), "a mask hides nothing"
