@@ -17,7 +17,7 @@ from dpexp.verification.compare import (
     relative_error,
     whole_error,
 )
-from dpexp.verification.rounding import MARGIN, NEGLIGIBLE, TWICE, largest
+from dpexp.verification.rounding import DRAWS, DRAWS_OF_SHORT, MARGIN, NEGLIGIBLE, TWICE, largest
 
 DOUBLE = torch.float64
 LARGE = (-torch.finfo(DOUBLE).max, -1e300, -1e9, 3e7, math.inf, -math.inf)
@@ -160,9 +160,10 @@ def test_a_tensor_that_is_zero_but_for_rounding_is_equal_whichever_of_its_number
 
     weight = torch.full((64,), size, dtype=DOUBLE)
     expected = {"bias": rounded(of_single), "weight": weight}
-    draws = [noise_of({"gradients": parts_of({**expected, "bias": rounded(of_single)}, expected)})] * 3
+    margin, count = (MARGIN, DRAWS) if dtype in (torch.float64, torch.float32) else (TWICE, DRAWS_OF_SHORT)
+    again = [{"bias": rounded(of_single), "weight": weight} for _ in range(count)]
+    draws = [noise_of({"gradients": parts_of(each, expected)}) for each in again]
     tolerance = {torch.float64: 1e-12, torch.float32: 1e-5}.get(dtype, 4 * eps)
-    margin = MARGIN if dtype in (torch.float64, torch.float32) else TWICE
     limits = Limits(tolerance, NEGLIGIBLE[dtype], eps, largest(draws, margin))
     found = parts_of({"bias": rounded(of_layout), "weight": weight}, expected)
     judged = limits.judge("gradients", 1, found)["bias"]
