@@ -23,6 +23,7 @@ from dpexp.config.factories import Aliases, Factory
 from dpexp.strategies.modules import EmbeddingTable, named_parameters
 from dpexp.strategies.placed import Placed, Shards
 from dpexp.strategies.row_shards import PlacedTable
+from dpexp.training.attributes import attributes, is_equal, write_attributes
 from dpexp.training.eager_optimizers import eager
 
 OPTIMIZERS: Aliases = {
@@ -58,6 +59,7 @@ class Optimizers:
         self.members, self.clip_norm = members, clip_norm
         self.accumulate, self.batches = accumulate, 0
         self._shards, self._parameters = placed.shards, named_parameters(placed.module)
+        self._first_attributes = [attributes(each) for each in members]
 
     def step(self) -> bool:
         """The step of every optimizer, if the batch is the last of those that accumulate; whether it is.
@@ -92,6 +94,23 @@ class Optimizers:
         self.batches = 0
         for parameter in self._parameters.values():
             parameter.grad = None
+
+    def attributes(self) -> list[dict[str, Any]]:
+        """What has changed of each member's attributes since it was made; every rank must call this."""
+        now = [attributes(each) for each in self.members]
+        pairs = zip(now, self._first_attributes, strict=True)
+        return [
+            {path: own[path] for path in own if not is_equal(own[path], first.get(path))}
+            for own, first in pairs
+        ]
+
+    def write_attributes(self, values: Sequence[Mapping[str, Any]]) -> None:
+        """Give each member these of another one. Raises HiddenStateError where it has no place for one."""
+        for member, own, first, of_other in zip(
+            self.members, self.attributes(), self._first_attributes, values, strict=False
+        ):
+            unchanged = {path: first[path] for path in own if path in first}
+            write_attributes(member, {**unchanged, **of_other})
 
     def states(self) -> Iterator[tuple[str, nn.Parameter, dict[str, Any]]]:
         """(name, parameter, what is kept of it) of the parameters of which something is kept."""

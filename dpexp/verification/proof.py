@@ -25,6 +25,7 @@ from dpexp.data.rng import kept_globals, seed_globals
 from dpexp.distributed.group import ProcessGroup
 from dpexp.parallel.random_layers import mark_drawing
 from dpexp.strategies.placed import Placed
+from dpexp.training.attributes import HiddenStateError
 from dpexp.training.optimizers import OptimizerFactory
 from dpexp.training.trainer import Trainer
 from dpexp.verification.alone import OwnGroupError
@@ -79,7 +80,7 @@ class Proof:
             except OwnGroupError as error:
                 return Result(self.dtype, notes=[str(error)])
             except SingleDeviceError as error:
-                if isinstance(error.cause, OwnGroupError):
+                if isinstance(error.cause, OwnGroupError | HiddenStateError):
                     return Result(self.dtype, notes=[str(error.cause)])
                 raise error.cause from None
 

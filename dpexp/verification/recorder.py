@@ -190,13 +190,3 @@ def widened(tensor: torch.Tensor) -> torch.Tensor:
     if wide.is_complex() or wide.is_floating_point():
         wide = wide.to(torch.complex128 if wide.is_complex() else torch.float64, copy=True)
     return wide.coalesce() if wide.is_sparse else wide
-
-
-def optimizer_numbers(trainer: Trainer) -> dict[str, torch.Tensor]:
-    """The numbers of the optimizers' state, as ``parameter: key``; every rank must call this."""
-    return {
-        f"{name}: {key}": value if isinstance(value, torch.Tensor) else torch.tensor(float(value))
-        for name, state in trainer.optimizer_state().items()
-        for key, value in state.items()
-        if isinstance(value, torch.Tensor | int | float)
-    }

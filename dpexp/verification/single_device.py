@@ -30,7 +30,7 @@ from dpexp.verification.chunks import Chunked, Chunks
 from dpexp.verification.compare import Tensors
 from dpexp.verification.mode import Mode, Switch
 from dpexp.verification.model_copy import copied
-from dpexp.verification.recorder import Recorder, Step, end_step, optimizer_numbers
+from dpexp.verification.recorder import Recorder, Step, end_step
 from dpexp.verification.rounding import ExactObserver, OtherwiseRounded
 from dpexp.verification.state import State
 
@@ -164,18 +164,32 @@ class SingleDevice:
         buffers = [self.trainer.buffers()] if self._chunked is None else self._chunked.buffers_after
         return recorder.step, [{name: each.cpu().clone() for name, each in of.items()} for of in buffers]
 
-    def update(self, state: State, gradients: Tensors, draw: int | None = None) -> dict[str, dict[str, Any]]:
-        """What the optimizer makes of these gradients: parameters, its numbers, additions to each."""
+    def update(self, state: State, gradients: Tensors, draw: int | None = None) -> dict[str, Any]:
+        """What the optimizer makes of these gradients: parameters, additions to each, numbers, buffers."""
         self._load(state)
         self._before = self._groups()
         for name, parameter in self.trainer.parameters().items():
             parameter.grad = _like(gradients.get(name), parameter, self._gradients.get(name))
         with self._computing(draw):
             self.trainer.update()
-        after: dict[str, dict[str, Any]] = {"parameters": _cloned(self.trainer.full_parameters())}
+        after: dict[str, Any] = {"parameters": _cloned(self.trainer.full_parameters())}
         after["added"] = {name: _additions(each) for name, each in self._gradients.items()}
-        after["optimizer"] = _cloned(optimizer_numbers(self.trainer))
+        state = State.of(self.trainer, self.objective)
+        after["optimizer"] = self.followed(state.optimizer_numbers())
+        after["buffers"] = state.buffers[0]
         return after
+
+    def followed(self, numbers: Tensors) -> dict[str, torch.Tensor]:
+        """Of the numbers of optimizers those that its own follow: not the settings of groups that stay."""
+        members = self.trainer.optimizers.members if self.trainer.optimizers is not None else []
+        changed, number = set[str](), 0
+        for member, first in zip(members, self._first, strict=True):
+            for group, at_first in zip(member.param_groups, first, strict=True):
+                changed |= {f"group {number}: {key}" for key in _changed(member, group, at_first)}
+                number += 1
+        return {
+            name: each for name, each in numbers.items() if not name.startswith("group ") or name in changed
+        }
 
     def evaluate(self, state: State, batch: Batch, draw: int | None = None, *, hooks: bool = False) -> Step:
         """The outputs of a batch in eval mode, without gradients."""
@@ -218,11 +232,11 @@ class SingleDevice:
         self.objective.follow(state.objective, self.trainer.placed.output_device)
 
     def _follow_groups(self, state: State) -> None:
-        """Load of the optimizers' groups what the single device's own steps have changed in them so far."""
+        """Load of the optimizers' groups what their steps may change."""
         members = self.trainer.optimizers.members if self.trainer.optimizers is not None else []
         for member, now, first in zip(members, state.groups, self._first, strict=False):
             for group, of_layout, at_first in zip(member.param_groups, now, first, strict=False):
-                changed = {key for key, value in at_first.items() if _leaves(group[key]) != _leaves(value)}
+                changed = _changed(member, group, at_first)
                 group.update({key: value for key, value in of_layout.items() if key in changed})
 
     def _groups(self) -> Any:
@@ -238,6 +252,16 @@ def in_dtype(batch: Batch, dtype: torch.dtype) -> Batch:
 
 def _cloned(values: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {name: each.cpu().clone() for name, each in values.items()}
+
+
+def _changed(member: torch.optim.Optimizer, group: Mapping[str, Any], first: Mapping[str, Any]) -> set[str]:
+    """The settings of a group that the optimizer's steps may change.
+
+    All of an optimizer that a user wrote or that has a schedule, which may change them at some later step.
+    """
+    if "initial_lr" in group or not type(member).__module__.startswith(("torch.", "dpexp.")):
+        return {*first}
+    return {key for key, value in first.items() if _leaves(group[key]) != _leaves(value)}
 
 
 def _leaves(value: Any) -> list[Any]:

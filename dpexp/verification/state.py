@@ -23,14 +23,15 @@ class State:
     """Full tensors by name, on the host. ``buffers`` and ``random`` are those of each part of the rows.
 
     ``batches`` have come since the optimizer's step, and have given a single device these ``gradients``:
-    ranks may have others until the last one. ``groups`` are those of the optimizers. The loss of
-    ``objective`` may keep something from call to call.
+    ranks may have others until the last one. ``groups`` are those of the optimizers, and ``attributes`` what
+    these keep elsewhere and have changed. The loss of ``objective`` may keep something from call to call.
     """
 
     parameters: Mapping[str, torch.Tensor]
     buffers: Sequence[Mapping[str, torch.Tensor]]
     optimizer: Mapping[str, Mapping[str, Any]]
     groups: Sequence[list[dict[str, Any]]]
+    attributes: Sequence[Mapping[str, Any]]
     batches: int
     random: Sequence[bytes]
     objective: Objective
@@ -46,10 +47,24 @@ class State:
             group.one_of_each_dp_rank(group.all_gather(group.complete(buffers))),
             group.complete(copy.deepcopy(trainer.optimizer_state())),
             groups(optimizers) if optimizers is not None else [],
+            optimizers.attributes() if optimizers is not None else [],
             optimizers.batches if optimizers is not None else 0,
             group.one_of_each_dp_rank(group.all_gather(random_state())),
             objective.of(),
         )
+
+    def optimizer_numbers(self) -> dict[str, torch.Tensor]:
+        """Those of the optimizers, as ``fc.weight: exp_avg``, ``group 0: lr``, ``attribute: count``."""
+        of_groups = (group for of_member in self.groups for group in of_member)
+        kept = {
+            **self.optimizer,
+            **{f"group {number}": group for number, group in enumerate(of_groups)},
+        }
+        named = [
+            (f"{name}: {key}", value) for name, of_name in kept.items() for key, value in of_name.items()
+        ]
+        named += [(f"attribute: {path}", value) for each in self.attributes for path, value in each.items()]
+        return {name: _numbers(value) for name, value in named if _is_number(value)}
 
     def without_gradients(self) -> State:
         """The same before the first batch since the optimizer's step."""
@@ -67,6 +82,7 @@ class State:
         if trainer.optimizers is None:
             return
         trainer.optimizers.batches = self.batches
+        trainer.optimizers.write_attributes(self.attributes)
         names = {id(parameter): name for name, parameter in trainer.parameters().items()}
         for member in trainer.optimizers.members:
             state = keeper(member).state
@@ -81,6 +97,15 @@ class State:
         by_rank = group.all_gather({name: tensors.digest([each]) for name, each in self.parameters.items()})
         names = [name for name, bits in by_rank[0].items() if any(each[name] != bits for each in by_rank)]
         return {name: (self.parameters[name], group.broadcast(0, self.parameters[name])) for name in names}
+
+
+def _is_number(value: Any) -> bool:
+    entries = value if isinstance(value, list | tuple) else (value,)
+    return all(isinstance(each, torch.Tensor | int | float) for each in entries)
+
+
+def _numbers(value: Any) -> torch.Tensor:
+    return value if isinstance(value, torch.Tensor) else torch.tensor(value, dtype=torch.float64)
 
 
 def _near(parameter: torch.Tensor, value: Any) -> Any:

@@ -14,7 +14,7 @@ batch of a window.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
@@ -32,6 +32,7 @@ from dpexp.distributed.group import ProcessGroup
 from dpexp.parallel.parallel_apply import intra_op_threads
 from dpexp.strategies.modules import parts as parts_of_model
 from dpexp.strategies.placed import StepEndedError
+from dpexp.training.attributes import HiddenStateError
 from dpexp.training.trainer import Trainer
 from dpexp.verification.chunks import STATISTICS
 from dpexp.verification.compare import (
@@ -51,7 +52,7 @@ from dpexp.verification.failure import DiffersError, Failure, NonfiniteError, Si
 from dpexp.verification.gathered_outputs import drop_scalars_apart, gathered_outputs
 from dpexp.verification.judge import Judge
 from dpexp.verification.mode import ALL_ROWS
-from dpexp.verification.recorder import Computed, Recorder, Step, end_step, optimizer_numbers
+from dpexp.verification.recorder import Computed, Recorder, Step, end_step
 from dpexp.verification.rounding import (
     DRAWS,
     DRAWS_OF_SHORT,
@@ -67,6 +68,7 @@ ROUNDED = 2
 """Last bits by which a number of a parameter may differ after each addition to it."""
 CLIPS = (0.5, 2.0)
 """Multiples of the norm of the gradients to clip by: with one of them they are scaled, with the other not."""
+_ONE_OF = {"parameters": "parameter", "buffers": "buffer", "optimizer": "what the optimizer keeps of"}
 NOT_COMPARABLE = "not comparable"
 """How the note begins that names steps in which rounding would hide an error."""
 
@@ -97,7 +99,7 @@ class Take:
 
     def __post_init__(self) -> None:
         self.group: ProcessGroup = self.layout.group
-        self._left: Tensors
+        self._left: State | None
         self._forwarded: Tensors
         self._buffers: Buffers
         self._drew = False
@@ -113,7 +115,8 @@ class Take:
 
     def release(self) -> None:
         """Drop the copies of the model and of its gradients that the latest step has left."""
-        self._left, self._forwarded, self._window = {}, {}, Window()
+        self._left, self._forwarded, self._window = None, {}, Window()
+        self._before_update: Tensors = {}
         self._expected, self._found, self._buffers = Step(), Step(), []
         self.single.release()
 
@@ -126,6 +129,11 @@ class Take:
         found, buffers = self._completed(self.layout.buffers()), expected.buffers()
         names = found.keys() & buffers.keys()
         kinds["buffers"] = parts_of({n: found[n] for n in names}, {n: buffers[n] for n in names})
+        of_layout, of_single = (
+            self.single.followed(State.of(each, self.objective).optimizer_numbers())
+            for each in (self.layout, expected)
+        )
+        kinds["optimizer"] = parts_of(of_layout, of_single)
         failed = self.judge.failed(self.steps, kinds)
         if not failed:
             return None
@@ -171,6 +179,7 @@ class Take:
             buffers = self._completed(self.layout.buffers())
             failed = self._judged_step(found, buffers if part.rows else None)
             failed = failed or self._judged_written()
+            self._before_update = {name: each.clone() for name, each in self.layout.buffers().items()}
         self._found = found
         if failed is not None:
             return Failure(failed, self._window.batch, found, self._expected)
@@ -185,7 +194,10 @@ class Take:
         with kept_globals():
             state = self._window.state
             state = replace(state, parameters={**state.parameters, **self._forwarded})
-            failed = self._judged_update(state, self._found.gradients)
+            try:
+                failed = self._judged_update(state, self._found.gradients)
+            except HiddenStateError as error:
+                raise SingleDeviceError(error) from error
         if failed is None:
             return None
         return Failure(failed, self._window.batch, self._found, self._expected, before=state.parameters)
@@ -232,8 +244,7 @@ class Take:
         if failure is not None:
             return failure
         expected = self.single.evaluate(state, batch, hooks=self.records)
-        if self.single.wrote:
-            self._left = {}
+        self._left = None  # a forward in eval mode may write to buffers, and to a table with a largest norm
         if self.single.drew:
             return None
         recorder = Recorder(self.layout, True, lambda: None)
@@ -280,17 +291,27 @@ class Take:
                 text = f"parameter '{name}' is not the same on all ranks that have it"
                 text += f" (apart by {failed.error:.1e}): the ranks have trained apart"
                 return state, Failure(failed, text=text)
-        changed = any(not torch.equal(each, state.parameters[name]) for name, each in self._left.items())
-        if not any(self.group.all_gather(changed)):
+        if not any(self.group.all_gather(self._left is not None)):
             return state, None
-        failed = self.judge.failed(self.steps, {"parameters": parts_of(state.parameters, self._left)})
+        left, now = (self._kept(each) for each in (self._left or state, state))
+        failed = self.judge.failed(self.steps, {kind: parts_of(now[kind], left[kind]) for kind in left})
         if failed:
-            text = f"parameter '{failed.tensor}' is not as the step before has left it (apart by "
+            text = (
+                f"{_ONE_OF[failed.kind]} '{failed.tensor}' is not as the step before has left it (apart by "
+            )
             text += (
                 f"{failed.error:.1e}): a thread, a hook or a collective that nothing waits for wrote to it"
             )
             return state, Failure(failed, text=text)
         return state, None
+
+    def _kept(self, state: State) -> dict[str, Tensors]:
+        """What nothing but a step changes."""
+        return {
+            "parameters": state.parameters,
+            "buffers": _of_rank(state.buffers, self.group),
+            "optimizer": self.single.followed(state.optimizer_numbers()),
+        }
 
     def _parameters(self) -> dict[str, torch.Tensor]:
         full = self.layout.full_parameters()
@@ -437,11 +458,10 @@ class Take:
 
     def _judged_update(self, state: State, gradients: Tensors) -> Difference | None:
         after = self.single.update(state, gradients)
-        mine = {
-            "parameters": self._parameters(),
-            "optimizer": self.group.complete(optimizer_numbers(self.layout)),
-        }
-        self._left = mine["parameters"]
+        self._left = State.of(self.layout, self.objective)
+        mine = self._kept(self._left)
+        written = {n for n, each in state.buffers[0].items() if not _is_same(after["buffers"].get(n), each)}
+        buffers = {name: each for name, each in self._before_update.items() if name not in written}
 
         def kinds(of: Mapping[str, Tensors]) -> Kinds:
             return {
@@ -450,7 +470,10 @@ class Take:
                 "optimizer": parts_of(of["optimizer"], after["optimizer"]),
             }
 
-        found = kinds(mine)
+        found = {
+            **kinds(mine),
+            "buffers": parts_of({name: mine["buffers"][name] for name in buffers}, buffers),
+        }
 
         def measured(draw: int) -> tuple[Kinds, Noise]:
             after = self._again(lambda one: one.update(state, gradients, draw), draw)
@@ -511,14 +534,16 @@ def _alike(step: Step, wanted: Step) -> Step:
     )
 
 
-def _of_rank(buffers: Buffers, group: ProcessGroup) -> dict[str, torch.Tensor]:
+def _of_rank(buffers: Sequence[Tensors], group: ProcessGroup) -> Tensors:
     """Those after the chunk of this rank, or after all rows."""
     return buffers[min(group.dp_rank, len(buffers) - 1)]
 
 
-def _is_same(tensor: torch.Tensor, before: torch.Tensor | None) -> bool:
+def _is_same(tensor: torch.Tensor | None, before: torch.Tensor | None) -> bool:
     """Whether the single device did not write to a buffer."""
-    return before is not None and before.shape == tensor.shape and torch.equal(before, tensor)
+    if tensor is None or before is None:
+        return tensor is before
+    return before.shape == tensor.shape and torch.equal(before, tensor)
 
 
 def _updates(found: Tensors, after: Mapping[str, Any], state: State) -> dict[str, Parts]:

@@ -1,5 +1,6 @@
 """Take: a state that changes between steps, gradients of zero, and accelerators that round otherwise."""
 
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -9,6 +10,8 @@ from engine_runs import ended
 from planted import Net, on_host, proof_result, random_batches
 from torch import nn
 from torch.nn import functional
+from torch.optim.lr_scheduler import LambdaLR
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import dpexp
 from dpexp import devices
@@ -74,6 +77,118 @@ def test_a_model_whose_gradients_are_all_zero_is_not_called_verified() -> None:
     batches = [(torch.randn(8, 5), torch.randn(8, 2))]
     with pytest.raises(ConfigError, match="no parameter had a gradient other than zero"):
         dpexp.prove(Dead(), lambda model, devices: model, batches, functional.mse_loss)
+
+
+# --- what nothing but a step changes ---------------------------------------------------------------------
+
+
+class Normalized(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.Linear(8, 2))
+
+
+def acting(act: Callable[[Any], object], *, on_optimizer: bool = False) -> Callable[[nn.Module], Placed]:
+    """A layout on the host that acts on its model, or on its optimizer, after each step of this optimizer."""
+
+    def lay_out(model: nn.Module) -> Placed:
+        own = {id(each) for each in model.parameters()}
+
+        def hook(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+            if any(id(each) in own for group in optimizer.param_groups for each in group["params"]):
+                act(optimizer if on_optimizer else model)
+
+        HOOKS.append(register_optimizer_step_post_hook(hook))
+        return on_host(model)
+
+    return lay_out
+
+
+HOOKS: list[Any] = []
+
+
+@pytest.fixture
+def removed_hooks() -> Iterator[None]:
+    yield
+    while HOOKS:
+        HOOKS.pop().remove()
+
+
+@pytest.mark.usefixtures("removed_hooks")
+@pytest.mark.parametrize(
+    ("act", "buffer"),
+    [
+        (lambda model: model[1].running_mean.mul_(0.9), "1.running_mean"),
+        (lambda model: model[1].reset_running_stats(), "1.running_mean"),
+        (lambda model: model[1].num_batches_tracked.add_(1), "1.num_batches_tracked"),
+    ],
+)
+def test_buffers_that_change_after_the_optimizer_are_found(act: Any, buffer: str) -> None:
+    cause = proof_result(Normalized(), acting(act), random_batches(12, 12, 12)).cause
+    assert f"buffers ({buffer})" in cause
+
+
+def test_buffers_that_change_between_two_steps_are_found_by_the_next() -> None:
+    model = Normalized().double()
+    take = taken(model)
+    batches = [in_dtype(batch, torch.float64) for batch in random_batches(8, 5)]
+    assert take.step(batches[0], batches[0]) is None
+    model[1].running_var.mul_(0.5)
+    failure = take.step(batches[1], batches[1])
+    assert failure is not None
+    assert failure.text.startswith("buffer '1.running_var' is not as the step before has left it")
+
+
+# --- what an optimizer keeps -----------------------------------------------------------------------------
+
+
+class Scheduled(torch.optim.SGD):
+    """Its step advances its schedule."""
+
+    def __init__(self, parameters: Any, lr: float = 0.05) -> None:
+        super().__init__(parameters, lr=lr)
+        self.schedule = LambdaLR(self, lambda step: min(1.0, (step + 1) / 10))
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        super().step(closure)
+        self.schedule.step()
+
+
+class Momentum(torch.optim.Optimizer):
+    """Keeps its moments in a list."""
+
+    def __init__(self, parameters: Any, lr: float = 0.05) -> None:
+        super().__init__(parameters, {"lr": lr})
+        self.moments = [torch.zeros_like(each) for each in self.param_groups[0]["params"]]
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for parameter, moment in zip(self.param_groups[0]["params"], self.moments, strict=True):
+            moment.mul_(0.9).add_(parameter.grad)
+            parameter.sub_(moment, alpha=self.param_groups[0]["lr"])
+
+
+@pytest.mark.parametrize("optimizer", ["Scheduled", "Momentum"])
+@pytest.mark.parametrize("options", [{"warmup": 0}, {"warmup": 1}, {"warmup": 4, "accumulate": 4}])
+def test_an_optimizer_that_keeps_something_in_attributes_is_verified_from_any_step(
+    optimizer: str, options: dict[str, int]
+) -> None:
+    config = RunConfig("single", optimizer=f"{__file__}:{optimizer}", devices="cpu", steps=12, **options)
+    found = ended(prepare(config))
+    assert (found["error"], found["verification"]["passed"]) == ("", True)
+    assert found["verification"]["last_step"]["note"] == ""
+
+
+@pytest.mark.usefixtures("removed_hooks")
+@pytest.mark.parametrize(
+    ("optimizer", "act", "found"),
+    [
+        (Scheduled, lambda optimizer: optimizer.schedule.step(), "optimizer (attribute: schedule."),
+        (Momentum, lambda optimizer: optimizer.moments[0].mul_(2), "optimizer (attribute: moments.0)"),
+    ],
+)
+def test_what_a_layout_changes_of_it_is_found(optimizer: Any, act: Any, found: str) -> None:
+    result = proof_result(Net(), acting(act, on_optimizer=True), random_batches(8, 8, 8), optimizer=optimizer)
+    assert found in result.cause
 
 
 @pytest.mark.gpu
