@@ -8,7 +8,7 @@ import copy
 import dataclasses
 import hashlib
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -74,6 +74,29 @@ def map_tensors(change: Callable[[torch.Tensor], torch.Tensor], value: Any) -> A
         return tuple([map_tensors(change, entry) for entry in value])
     inside = entries(value)
     return value if inside is None else rebuild(value, [map_tensors(change, entry) for _, entry in inside])
+
+
+def joined(trees: Sequence[Any]) -> Any:
+    """The rows of all of these, in one tensor after the other; everything else must be the same in all.
+
+    Raises ValueError where they are not parts of one batch.
+    """
+    first = trees[0]
+    if isinstance(first, torch.Tensor):
+        if first.dim() == 0:
+            if not all(torch.equal(first, each) for each in trees):
+                raise ValueError("numbers differ")
+            return first
+        if len({each.shape[1:] for each in trees}) > 1:
+            raise ValueError("rows have other shapes (padded to other lengths?)")
+        return torch.cat([each.to(first.device) for each in trees])
+    inside = [entries(each) for each in trees]
+    if inside[0] is None:
+        if any(each != first for each in trees):
+            raise ValueError("values differ")
+        return first
+    columns = zip(*[[each for _, each in of_tree or ()] for of_tree in inside], strict=True)
+    return rebuild(first, [joined(column) for column in columns])
 
 
 def shapes(value: Any) -> list[list[int]]:

@@ -60,6 +60,15 @@ class Batch:
         inputs, targets = self._mapped(lambda tensor: tensor.index_select(0, index), torch.clone)
         return Batch(inputs, targets, len(index), len(index))
 
+    @classmethod
+    def joined(cls, batches: Sequence[Batch]) -> Batch:
+        """One global batch with the rows of all. Raises ValueError where they do not fit together."""
+        if any(batch.whole() for batch in batches):
+            raise ValueError("a tensor has no rows")
+        inputs, targets = tensors.joined([(batch.inputs, batch.targets) for batch in batches])
+        rows = sum(batch.rows for batch in batches)
+        return cls(inputs, targets, rows, rows)
+
     def changed(self, change: Change) -> Batch:
         """The batch with every tensor changed to one of the same rows."""
         inputs, targets = tensors.map_tensors(change, (self.inputs, self.targets))

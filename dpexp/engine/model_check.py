@@ -17,6 +17,7 @@ from dpexp.data.batch import Batch
 from dpexp.data.halves import no_mean_over_rows
 from dpexp.data.objective import Objective
 from dpexp.engine.prepared import Prepared
+from dpexp.engine.verify import batches
 from dpexp.parallel.random_layers import mark_drawing
 from dpexp.strategies.ranks import without_ranks
 from dpexp.training.preserve import preserved
@@ -94,7 +95,8 @@ def try_one_batch(prepared: Prepared) -> None:
             strategy.unused(unused)
     mark_drawing(model, draws.names)
     if prepared.accumulate > 1:
-        _check_halves(prepared, first)
+        for each in batches(prepared):
+            _check_halves(prepared, each)
 
 
 def _check_halves(prepared: Prepared, batch: Batch) -> None:

@@ -175,6 +175,9 @@ class Proof:
             failure = self._take.step(batch, part)
             gradients = self._take.latest.gradients.items()
             self._trained |= {n for n, each in gradients if n not in self._trained and magnitude(each) > 0}
+            rows_are_apart = self._nature.batch_norms | self._nature.drawing <= self._single.mode.quiet
+            if failure is None and rows_are_apart:
+                failure = self._take.check_window()
             if failure:
                 return failure
         return None

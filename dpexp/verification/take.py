@@ -26,6 +26,7 @@ from torch import nn
 from dpexp import devices
 from dpexp.config.errors import listed, plural
 from dpexp.data.batch import Batch
+from dpexp.data.halves import LIMIT
 from dpexp.data.objective import Objective
 from dpexp.data.rng import kept_globals, set_random_state
 from dpexp.distributed.group import ProcessGroup
@@ -235,6 +236,29 @@ class Take:
                 "is trained), so nothing of it can be compared: docs/custom-layouts.md has a step that does"
             )
         return self.updated()
+
+    def check_window(self) -> Failure | None:
+        """Whether a window of several batches, after its last, is one batch of all its rows.
+
+        Only where no row depends on those beside it. Windows that cannot be joined are not looked at.
+        """
+        optimizers = self.layout.optimizers
+        if optimizers is None or optimizers.batches or len(self._window) < 2:
+            return None
+        try:
+            error = self._window.apart_from_one_batch(self.single)
+        except Exception:  # of any kind: the user's model need not take all rows, as of other lengths
+            return None
+        limit = max(LIMIT, 1000 * torch.finfo(self.single.dtype).eps)
+        if not max(self.group.all_gather(error)) > limit:
+            return None
+        text = (
+            f"after step {self.steps}: the gradients of {plural(len(self._window), 'batch')}, averaged, are "
+            f"not that of all their rows (off by {error:.1e}): the loss is not a mean over rows. Masked "
+            "targets and class weights make each batch divide by another number: compute the rows in one "
+            "batch, or divide by a number that is the same for all"
+        )
+        return Failure(Difference("gradients", error, step=self.steps, limit=limit), text=text)
 
     def evaluate(self, batch: Batch) -> Failure | None:
         """Outputs in eval mode, where they draw no random numbers; every rank computes all rows."""

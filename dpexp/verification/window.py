@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import torch
 
 from dpexp.data.batch import Batch
-from dpexp.verification.compare import Tensors
+from dpexp.verification.compare import Tensors, distance, magnitude, ratio
 from dpexp.verification.recorder import Step
 from dpexp.verification.single_device import Buffers, SingleDevice
 from dpexp.verification.state import State
@@ -47,6 +48,24 @@ class Window:
             state = replace(state, parameters=parameters, optimizer=first.optimizer, gradients=gradients)
         self.batches.append((state, batch))
         return state
+
+    def apart_from_one_batch(self, single: SingleDevice) -> float:
+        """How far the mean of its gradients is from that of one batch of all its rows: the relative error.
+
+        Batches weigh by their rows. It is 0 for a loss that is a mean over rows, or a sum. Raises ValueError
+        where the batches cannot be joined.
+        """
+        whole = Batch.joined([batch for _, batch in self.batches])
+        expected = single.step(self.batches[0][0].without_gradients(), whole)[0].gradients
+        found = dict[str, torch.Tensor]()
+        for state, batch in self.batches:
+            weight = 1.0 if single.objective.reduction == "sum" else batch.rows / whole.rows
+            for name, each in single.step(state.without_gradients(), batch)[0].gradients.items():
+                found[name] = found[name] + weight * each if name in found else weight * each
+        apart = [
+            distance(found[name], each) if name in found else math.inf for name, each in expected.items()
+        ]
+        return ratio(math.hypot(*apart), math.hypot(*map(magnitude, expected.values())))
 
     def replayed(
         self, single: SingleDevice, draw: int | None, *, from_own: bool = False

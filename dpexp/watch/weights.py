@@ -178,7 +178,12 @@ class Weighing:
             for each, wanted in zip(of_call, call.wanted, strict=True):
                 each.requires_grad_(wanted)
         trees = [_with_leaves(call.inputs, of_call) for call, of_call in zip(calls, leaves, strict=True)]
-        args, kwargs = trees[0] if len(trees) == 1 else joined(trees)
+        try:
+            args, kwargs = trees[0] if len(trees) == 1 else tensors.joined(trees)
+        except ValueError as error:
+            raise NotComparableError(
+                f"{error} among the loss's arguments of the calls: state weight="
+            ) from error
         function = copy.deepcopy(self._loss) if isinstance(self._loss, nn.Module) else self._loss
         with alone(), calls[0].autocast.entered():  # a module may keep something from call to call
             loss = function(*args, **kwargs)
@@ -249,30 +254,3 @@ def _set_factor(call: Call, expected: dict[int, torch.Tensor]) -> float:
 def _with_leaves(tree: Any, leaves: Sequence[torch.Tensor]) -> Any:
     following = iter(leaves)
     return tensors.map_tensors(lambda _: next(following), tree)
-
-
-def joined(trees: Sequence[Any]) -> Any:
-    """One batch of all rows: tensors one after the other; everything else is the same in all.
-
-    Raises NotComparableError where that is not a batch.
-    """
-    first = trees[0]
-    if isinstance(first, torch.Tensor):
-        if first.dim() == 0:
-            if not all(torch.equal(first, each) for each in trees):
-                raise NotComparableError(
-                    "numbers among the loss's arguments differ between calls: state weight="
-                )
-            return first
-        if len({each.shape[1:] for each in trees}) > 1:
-            raise NotComparableError(
-                "rows of calls have other shapes (padded to other lengths?): state weight="
-            )
-        return torch.cat([each.to(first.device) for each in trees])
-    inside = [tensors.entries(each) for each in trees]
-    if inside[0] is None:
-        if any(each != first for each in trees):
-            raise NotComparableError("arguments of the loss differ between the calls: state weight=")
-        return first
-    columns = zip(*[[each for _, each in of_tree or ()] for of_tree in inside], strict=True)
-    return tensors.rebuild(first, [joined(column) for column in columns])

@@ -7,6 +7,7 @@ import torch
 from in_ranks import records
 from losses_inside import Shifted, Tagger
 from torch import nn
+from torch.nn import functional
 
 import dpexp
 from dpexp.config.errors import ConfigError
@@ -103,3 +104,44 @@ def test_a_vector_is_a_loss_only_after_a_single_device_gave_a_scalar() -> None:
         objective.loss(torch.zeros(3), torch.zeros(3))
     objective.on_one_device(torch.zeros(()), torch.zeros(3))
     assert objective.loss(torch.tensor([1.0, 4.0]), torch.zeros(3)).item() == pytest.approx(2.0)
+
+
+# --- accumulated losses ----------------------------------------------------------------------------------
+
+
+def masked_later() -> tuple[nn.Module, list[tuple[torch.Tensor, torch.Tensor]]]:
+    """A tagger, and batches of 4 texts; the first has no masked target, the others have some."""
+    rng = torch.Generator().manual_seed(0)
+    batches = []
+    for number in range(4):
+        tokens = torch.randint(16, (4, 12), generator=rng)
+        lengths = torch.tensor([12] * 4 if number == 0 else [11, 3, 8, 1])
+        batches.append((tokens, tokens.roll(-1, 1).masked_fill(torch.arange(12) >= lengths[:, None], -1)))
+    return nn.Sequential(nn.Embedding(16, 8), nn.Linear(8, 16)), batches
+
+
+def over_tokens(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return functional.cross_entropy(outputs.flatten(0, 1), targets.flatten(), ignore_index=-1)
+
+
+def over_rows(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    by_token = functional.cross_entropy(
+        outputs.flatten(0, 1), targets.flatten(), ignore_index=-1, reduction="none"
+    )
+    return by_token.view_as(targets).sum(1).mean()
+
+
+def test_batches_that_divide_by_other_numbers_of_targets_are_not_one_batch() -> None:
+    model, batches = masked_later()
+    with pytest.raises(VerificationError, match="the gradients of 4 batches, averaged, are not that of all"):
+        dpexp.prove(model, lambda model, _: model, batches, over_tokens, accumulate=4)
+    with pytest.raises(ConfigError, match=r"--accumulate 4 .* it is not a mean over rows"):
+        dpexp.run("single", model=model, data=batches, loss=over_tokens, accumulate=4, steps=8, track=False)
+
+
+def test_batches_of_other_sizes_or_lengths_that_divide_by_rows_are() -> None:
+    model, batches = masked_later()
+    batches[1] = tuple(each[:3] for each in batches[1])
+    assert dpexp.prove(model, lambda model, _: model, batches, over_rows, accumulate=4).passed
+    batches[1] = tuple(each[:, :9] for each in batches[1])
+    assert dpexp.prove(model, lambda model, _: model, batches, over_rows, accumulate=4).passed
