@@ -48,7 +48,9 @@ def set_random_state(state: bytes) -> None:
 
 
 def _states() -> tuple[Any, ...]:
-    return torch.get_rng_state().numpy(), random.getstate(), np.random.get_state()
+    with torch._C._DisableFuncTorch():  # inside of torch.func.grad, say, a new tensor has no memory
+        state = torch.get_rng_state().numpy()
+    return state, random.getstate(), np.random.get_state()
 
 
 def _restore(states: tuple[Any, ...]) -> None:

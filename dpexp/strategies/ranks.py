@@ -189,10 +189,16 @@ class Fsdp(Strategy):
         """
         names = matching(model, self.options.block, "--block") if list(model.children()) else ()
         is_named = self.options.block != FsdpOptions.block
+        uncalled = [name for name in names if is_named and not _is_called(model.get_submodule(name))]
+        if uncalled:
+            raise ConfigError(
+                f"--block {uncalled[0]}: fsdp gathers the parameters of a block when it is called, and a "
+                f"{type(model.get_submodule(uncalled[0])).__name__} is not: name the module around it"
+            )
         return [
             name
             for name in names
-            if _is_apart(model, name) and (is_named or not _begins_in_place(model.get_submodule(name)))
+            if _is_apart(model, name) and (is_named or _is_block(model.get_submodule(name)))
         ]
 
     def prepare(self, model: nn.Module, devices: Devices) -> None:
@@ -232,7 +238,8 @@ class Fsdp(Strategy):
                 sharded: Any = fully_shard(module, mesh=mesh, reshard_after_forward=True)
                 sharded.set_custom_all_gather(gather)
                 sharded.set_custom_reduce_scatter(reduce)
-        return Placed(model, device, device, (device,), GradientSync(self.group.dp_size), shards, timer=timer)
+        sync = GradientSync(self.group.dp_size)
+        return Sharded(model, device, device, (device,), sync, shards, timer=timer)
 
 
 def _is_apart(model: nn.Module, name: str) -> bool:
@@ -242,11 +249,37 @@ def _is_apart(model: nn.Module, name: str) -> bool:
     return bool(own) and all(key.startswith(f"{name}.") for key, each in named if each in own)
 
 
-def _begins_in_place(block: nn.Module) -> bool:
-    """Whether the first layer of a block works in place: that of ``Sequential(Dropout(inplace=True), …)``."""
+def _is_called(block: nn.Module) -> bool:
+    """Whether it has a forward, as a ParameterList has not."""
+    return type(block).forward is not nn.Module.forward
+
+
+def _is_block(block: nn.Module) -> bool:
+    """Whether FSDP2 takes it: it is called, and does not begin in place.
+
+    The first layer of ``Sequential(Dropout(inplace=True), …)`` does.
+    """
+    if not _is_called(block):
+        return False
     while isinstance(block, nn.Sequential) and len(block):
         block = next((each for each in block if not isinstance(each, nn.Flatten | nn.Identity)), block[0])
-    return bool(getattr(block, "inplace", False))
+    return not getattr(block, "inplace", False)
+
+
+class Sharded(Placed):
+    """A model whose blocks have their parameters inside of their forward and backward only."""
+
+    def step(self, *args: Any, **options: Any) -> torch.Tensor:
+        try:
+            return super().step(*args, **options)
+        except RuntimeError as error:
+            if "storage of size 0" not in str(error):
+                raise
+            raise RuntimeError(
+                "fsdp frees the parameters of a block after its forward, and something needs them before its "
+                "backward: a forward that computes gradients itself (torch.autograd.grad), say: use ddp, "
+                "which keeps them"
+            ) from error
 
 
 class TimedCollective:

@@ -84,12 +84,23 @@ class Limits:
 
     ``negligible``: a tensor so small beside its neighbours may be nothing but rounding.
     ``eps`` is the last bit of the type: beside larger numbers, numbers are exact to those numbers' last bits.
+    Numbers below ``least`` come of ones that have no room for all of their bits, and are zero.
     """
 
     tolerance: float
     negligible: float = 1.0
     eps: float = sys.float_info.epsilon
+    least: float = sys.float_info.min / sys.float_info.epsilon
     noise: Noise = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, dtype: torch.dtype, tolerance: float, negligible: float) -> Limits:
+        """Those of numbers of this type."""
+        finfo = torch.finfo(dtype)
+        least = (
+            finfo.tiny / finfo.eps if dtype != torch.float16 else 0.0
+        )  # of which half of the numbers are so small
+        return cls(tolerance, negligible, finfo.eps, least)
 
     def judge(self, kind: str, step: int, tensors: Mapping[str, Parts]) -> dict[str, Difference]:
         """The error of each tensor: that of the part with the largest multiple of its limit."""
@@ -129,12 +140,12 @@ class Limits:
 
         Of zeros these are the ``smallest`` others.
         """
-        size, off = tensor.rms(part), 0.0
+        size, off, least = tensor.rms(part), 0.0, self.least * math.sqrt(tensor.counts[part])
         for other, (norm, apart) in enumerate(zip(tensor.norms, tensor.apart, strict=True)):
             if size < tensor.rms(other) <= NEAR * size or (not size and other == smallest):
                 rounded = max(self.eps * norm, min(apart, self.tolerance * norm))
                 off = max(off, rounded * tensor.scale(other, part))
-        return min(BITS * off, self.negligible * tensor.norms[part]) if size else BITS * off
+        return max(least, min(BITS * off, self.negligible * tensor.norms[part]) if size else BITS * off)
 
 
 def noise_of(kinds: Kinds, least: float = 0.0) -> dict[tuple[str, str], list[float]]:

@@ -69,7 +69,7 @@ class OwnSteps:
         single.set_mode(mode)
         is_short = self._dtype != torch.float64 or bool(self._autocast)
         tolerance, negligible = base_tolerance(self._dtype, self._autocast)
-        limits = Limits(tolerance, negligible, torch.finfo(self._dtype).eps)
+        limits = Limits.of(self._dtype, tolerance, negligible)
         self._counts = _counts(trainer)
         self._take = Take(layout, single, Judge(limits, trainer.group), self._objective, is_short)
         failure = self._take.check_placed()

@@ -126,9 +126,9 @@ class Proof:
             self._narrowed = f"compared in {self.dtype}: the layout has cast the model to it"
             self._make_single_device()
         layout = Trainer(placed, objective.loss, self.optimizer, group=self.group)
-        eps = torch.finfo(self.dtype).eps
         negligible = max(NEGLIGIBLE[each] for each in (self.dtype, *mixed_precision(placed.module)))
-        limits = Limits(eps if self._narrowed else TOLERANCE[self.dtype], negligible, eps)
+        tolerance = torch.finfo(self.dtype).eps if self._narrowed else TOLERANCE[self.dtype]
+        limits = Limits.of(self.dtype, tolerance, negligible)
         self._switch = Switch(placed.module, self._nature.batch_norms | self._nature.drawing)
         self._single.chunks = Chunks.of(placed, self.group)
         self._modes = Modes.of(self._nature, self.model, placed, self._single.chunks, self.group)

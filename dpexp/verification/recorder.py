@@ -136,7 +136,7 @@ class Recorder(StepObserver):
 
     def _add_call(self, key: tuple[str, int], module: nn.Module, args: Any, outputs: Any) -> None:
         replica = devices.current_device()[1]
-        found = [tensor.detach() for tensor in tensors.walk(outputs)]
+        found = [_unwrapped(tensor).detach() for tensor in tensors.walk(outputs)]
         replicas = self.step.calls.setdefault(key, {})
         replicas.setdefault(-1 if replica is None else replica, []).append(found)
         self.step.modules.append(key)
@@ -164,6 +164,11 @@ def computed(trainer: Trainer, batch: Batch) -> Step:
 def end_step() -> None:
     """End a step before its optimizer."""
     raise StepEndedError
+
+
+def _unwrapped(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor itself, where a module is called inside of a transform of ``torch.func``."""
+    return tensor if torch.compiler.is_compiling() else torch.func.debug_unwrap(tensor)
 
 
 def _scalar(value: float | None) -> Tensors:

@@ -52,7 +52,7 @@ class Narrowest(TorchDispatchMode):  # type: ignore[no-untyped-call]
         known = [each for each in self._types if each.is_floating_point] or [torch.float32]
         narrowest = max(known, key=lambda each: torch.finfo(each).eps)
         tolerance, negligible = base_tolerance(narrowest, "")
-        return Limits(tolerance, negligible, torch.finfo(narrowest).eps)
+        return Limits.of(narrowest, tolerance, negligible)
 
 
 def rounded(draw: int | None) -> Any:

@@ -114,3 +114,21 @@ class Scalar(Two):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return super().forward(x) * self.scale
+
+
+class Differentiates(Two):
+    """Its middle is called inside of ``torch.func.grad``."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        slope = torch.func.grad(lambda each: torch.tanh(self.middle(each)).sum())(x)
+        return self.head(self.first(x) + slope)  # type: ignore[no-any-return]
+
+
+class Listed(Two):
+    """Its middle is a list of parameters, which is never called."""
+
+    def made(self) -> Any:
+        return nn.ParameterList([torch.randn(5, 5), torch.randn(5)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.first(x) @ self.middle[0] + self.middle[1])  # type: ignore[no-any-return]

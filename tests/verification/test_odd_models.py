@@ -4,10 +4,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from in_ranks import in_ranks
 from planted import Planted, on_host
 
 from dpexp.config.errors import ConfigError
 from dpexp.config.run_config import RunConfig
+from dpexp.distributed.group import ProcessGroup
 from dpexp.engine.prediction import predict
 from dpexp.engine.prepare import prepare
 from dpexp.engine.verify import verify
@@ -44,3 +46,33 @@ def test_a_small_gradient_behind_float32_is_judged_by_its_own_rounding(share: fl
     assert found.passed is (share == 1), found.cause
     if share < 1:
         assert "of parameter 'router.weight' (by 8.0e-01)" in found.cause
+
+
+@pytest.mark.parametrize("strategy", ["single", "whole"])
+def test_a_module_that_is_called_inside_of_a_transform_of_torch_func_is_verified(strategy: str) -> None:
+    devices: dict[str, Any] = {"virtual": 2} if strategy == "whole" else {"devices": "cpu"}
+    found = verify(prepare(RunConfig(strategy, model="odd_models:Differentiates", **devices)))
+    assert found.passed, found.cause
+
+
+def verified(group: ProcessGroup, model: str) -> tuple[bool | None, str]:
+    found = verify(prepare(RunConfig("fsdp", model=f"odd_models:{model}"), group=group))
+    return found.passed, found.cause
+
+
+def why_not(group: ProcessGroup, model: str) -> str:
+    with pytest.raises(RuntimeError) as raised:
+        verified(group, model)
+    return str(raised.value)
+
+
+def test_fsdp_takes_a_list_of_parameters_and_says_why_it_takes_no_gradient_inside_of_a_forward() -> None:
+    listed, gradient = in_ranks(2, __file__, "verified:Listed", "why_not:Differentiates").values()
+    assert listed == [[True, ""]] * 2
+    assert "fsdp frees the parameters of a block after its forward" in gradient[0]
+    assert "use ddp" in gradient[0]
+
+
+def test_fsdp_refuses_to_gather_a_list_of_parameters_by_itself() -> None:
+    with pytest.raises(ConfigError, match=r"--block middle: .* and a ParameterList is not"):
+        prepare(RunConfig("fsdp", model="odd_models:Listed", devices="cpu", options={"block": ("middle",)}))

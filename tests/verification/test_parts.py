@@ -164,7 +164,7 @@ def test_a_tensor_that_is_zero_but_for_rounding_is_equal_whichever_of_its_number
     again = [{"bias": rounded(of_single), "weight": weight} for _ in range(count)]
     draws = [noise_of({"gradients": parts_of(each, expected)}) for each in again]
     tolerance = {torch.float64: 1e-12, torch.float32: 1e-5}.get(dtype, 4 * eps)
-    limits = Limits(tolerance, NEGLIGIBLE[dtype], eps, largest(draws, margin))
+    limits = Limits(tolerance, NEGLIGIBLE[dtype], eps, noise=largest(draws, margin))
     found = parts_of({"bias": rounded(of_layout), "weight": weight}, expected)
     judged = limits.judge("gradients", 1, found)["bias"]
     assert judged.is_comparable
@@ -181,3 +181,11 @@ def test_zeros_beside_other_numbers_are_as_exact_as_the_smallest_of_them() -> No
 
     assert ratio(1e-16, 3.0, 0.0, 1.0) < 1 < ratio(1e-13, 3.0, 0.0, 1.0)
     assert ratio(1e-22, 1e-6, 0.0, -1e30) < 1 < ratio(1e-16, 1e-6, 0.0, -1e30), "a mask hides nothing"
+
+
+def test_numbers_too_small_for_all_of_their_bits_are_zero() -> None:
+    expected = torch.tensor([1.0, 2e-320, 0.0], dtype=DOUBLE)
+    found = torch.tensor([1.0, 5e-321, 1e-300], dtype=DOUBLE)
+    for dtype, is_equal in ((torch.float64, True), (torch.float32, True), (torch.float16, False)):
+        limits = Limits.of(dtype, 1e-12, NEGLIGIBLE[dtype])
+        assert (limits.judge("gradients", 1, {"": parts(found, expected)})[""].ratio <= 1) is is_equal
