@@ -129,7 +129,8 @@ def row(result: Result) -> Row:
     if result.passed is None:
         found["note"] = "; ".join(["not verified: nothing could be compared", *result.notes])
     unreached = {"parameters": [*result.unreached_parameters]}
-    return {**found, "training_steps": result.training_steps, "unreached": unreached, **_NO_STEPS}
+    gaps = {"gaps": [*result.gaps], "training_steps": result.training_steps, "unreached": unreached}
+    return {**found, **gaps, **_NO_STEPS}
 
 
 def _compared(prepared: Prepared, dtype: torch.dtype, in_full: bool = False) -> Result:

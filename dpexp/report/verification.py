@@ -11,13 +11,15 @@ USUAL_LIMIT = 1e-12
 
 
 def verified(facts: Row) -> str:
-    """Whether the run is verified, and to which error where its limit is wider than usual."""
+    """Whether the run is verified, to which error where its limit is wider than usual, and but for what."""
     if not facts.get("checked"):
         return "not verified"
     if not facts["passed"]:
         return "NOT THE SAME"
     limit = facts["tolerance"]
-    return f"verified to {float(limit):.0e}" if limit and float(limit) > USUAL_LIMIT else "verified"
+    to = f" to {float(limit):.0e}" if limit and float(limit) > USUAL_LIMIT else ""
+    but_for = f", but for {listed(facts['gaps'])}" if facts.get("gaps") else ""
+    return f"verified{to}{but_for}"
 
 
 def verification_lines(facts: Row) -> list[str]:

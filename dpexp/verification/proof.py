@@ -73,6 +73,7 @@ class Proof:
         """
         with kept_globals(), scalars_of_replicas(), fewer_collections(self.model):
             self._trained, self._notes, self._narrowed = set[str](), dict[str, None](), ""
+            self._gaps = list[str]()
             try:
                 self._make_single_device()
                 self._lay_out()
@@ -222,6 +223,7 @@ class Proof:
                     break
                 if mode.note:
                     self._note(f"in training mode, {mode.note}")
+                    self._gaps.append("random layers")
                 return None, mode
             reached = self._take.steps, [*KINDS.values()].index(failure.worst.kind)
             if furthest is None or reached > furthest[0]:
@@ -240,6 +242,7 @@ class Proof:
         self._take.restart()
         self._take.judge.errors = errors
         self._note(f"not compared in training mode: {why}")
+        self._gaps.append("training mode")
         return None, None
 
     def _are_correlated(self, batch: Batch) -> bool:
@@ -294,6 +297,7 @@ class Proof:
             training,
             compared,
             self._unreached() if trains else (),
+            self._gaps,
         )
 
     def _unreached(self) -> list[str]:

@@ -44,7 +44,7 @@ class Result:
     """The worst difference of each kind over these steps, what ``failed`` and why, and what is to be noted.
 
     Steps in training mode that were compared apart, chunk by chunk, have a ``mode_in_training``. Unreached
-    are parameters that never had a gradient.
+    are parameters that never had a gradient. Gaps are what of the model was not compared, in a few words.
     """
 
     dtype: torch.dtype
@@ -56,11 +56,13 @@ class Result:
     training_steps: int = 0
     mode_in_training: Mode | None = None
     unreached_parameters: Sequence[str] = ()
+    gaps: Sequence[str] = ()
 
     def __str__(self) -> str:
         """The summary: the verdict, the largest error of each kind, and what is not covered or is noted."""
         count = plural(self.steps + self.training_steps, "step")
-        verdict = f"NOT THE SAME: {self.cause}" if self.cause else "the same as on a single device"
+        but_for = f", but for {listed(self.gaps)}" if self.gaps else ""
+        verdict = f"NOT THE SAME: {self.cause}" if self.cause else f"the same as on a single device{but_for}"
         errors = [
             f"  {kind:10}  {each.error:.1e}, limit {each.limit:.0e}{each.tensor and f', in {each.tensor}'}"
             for kind, each in self.worst.items()
