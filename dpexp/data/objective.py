@@ -22,11 +22,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from dpexp import tensors
 from dpexp.config.errors import ConfigError, plural
 from dpexp.config.features import PADDING
+from dpexp.copies import TensorCopies
 from dpexp.data.batch import Batch
 from dpexp.data.losses import class_accuracy, loss_inside, standard_loss
 from dpexp.devices import is_autocast_enabled
@@ -139,7 +139,7 @@ class Objective:
         memo: dict[int, Any] = {id(part): parts[name] for name, part in own.items() if name in parts}
         for each in self._loss.parameters() if isinstance(self._loss, nn.Module) else ():
             memo.setdefault(id(each), nn.Parameter(change(each.detach().clone()), each.requires_grad))
-        with suppress(Exception), _TensorCopies(change):  # of any kind: the user's
+        with suppress(Exception), TensorCopies(change):  # of any kind: the user's
             return copy.deepcopy(self._loss, memo)
         return self._loss
 
@@ -191,21 +191,6 @@ class Objective:
             return self._loss_weight(targets)
         first = _first(targets)
         return first.numel() if first.is_floating_point() else (first != PADDING).sum()
-
-
-class _TensorCopies(TorchFunctionMode):
-    """Inside, ``deepcopy`` makes changed copies of tensors, without their graphs."""
-
-    def __init__(self, change: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self._change = change
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is not Tensor.__deepcopy__:
-            return func(*args, **(kwargs or {}))
-        tensor, memo = args
-        memo[id(tensor)] = self._change(tensor.detach().clone())
-        return memo[id(tensor)]
 
 
 def _parts(model: nn.Module | None) -> dict[str, nn.Module | nn.Parameter]:

@@ -13,6 +13,7 @@ from torch import nn
 
 from dpexp import devices, tensors
 from dpexp.config.errors import ConfigError, describe, listed, plural
+from dpexp.copies import check_copyable
 from dpexp.data.batch import Batch
 from dpexp.data.halves import no_mean_over_rows
 from dpexp.data.objective import Objective
@@ -22,7 +23,6 @@ from dpexp.strategies.ranks import without_ranks
 from dpexp.training.preserve import preserved
 from dpexp.verification.alone import alone
 from dpexp.verification.mode import drawing_modules
-from dpexp.verification.model_copy import check_copyable
 from dpexp.verification.touched_rows import with_touched_rows
 
 
@@ -38,11 +38,8 @@ def check_model(model: nn.Module, *, trains: bool, copies: bool) -> None:
     if copies:
         try:
             check_copyable(model)
-        except Exception as error:
-            raise ConfigError(
-                f"the model cannot be copied ({describe(error)}), "
-                "and verification compares copies: --no-check runs it without"
-            ) from error
+        except ConfigError as error:
+            raise ConfigError(f"{error}; --no-check runs it without verification, which copies it") from error
 
 
 def _check_no_data_parallel(model: nn.Module) -> None:
