@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from in_ranks import records
 from planted import Planted, on_host
 
 from dpexp.config.errors import ConfigError
@@ -44,3 +45,13 @@ def test_a_small_gradient_behind_float32_is_judged_by_its_own_rounding(share: fl
     assert found.passed is (share == 1), found.cause
     if share < 1:
         assert "of parameter 'router.weight' (by 8.0e-01)" in found.cause
+
+
+def test_an_output_with_the_rows_in_dimension_one_is_right_in_ranks_and_refused_in_replicas() -> None:
+    options = {"model": "odd_models:Recurrent", "batch_size": 6, "steps": 1, "phase_steps": 0}
+    (found,) = records(2, options | {"strategy": "ddp"})
+    assert found.verification["passed"], found.verification["cause"]
+    with pytest.raises(
+        ConfigError, match=r"outputs\[1\] has shape \(2, 6, 5\), with the 6 rows in dimension 1"
+    ):
+        prepare(RunConfig.from_dict(options | {"strategy": "whole", "virtual": 2}))
