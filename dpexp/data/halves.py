@@ -27,9 +27,9 @@ def no_mean_over_rows(model: nn.Module, objective: Objective, batch: Batch) -> s
     """That the loss of the batch is not that of its halves together, and what to give; empty where it is.
 
     A copy of the model computes all rows and each half in eval mode, in float64 and without gradients. Empty
-    also where halves say nothing: the loss does not take them, draws random numbers or is not finite.
+    also where halves say nothing: the batch has no halves, or the loss draws random numbers or is not finite.
     """
-    if batch.rows < 2:
+    if batch.rows < 2 or batch.has_structure:
         return ""
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):

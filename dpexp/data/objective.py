@@ -28,7 +28,7 @@ from dpexp.config.errors import ConfigError, plural
 from dpexp.config.features import PADDING
 from dpexp.copies import TensorCopies
 from dpexp.data.batch import Batch
-from dpexp.data.losses import class_accuracy, loss_inside, standard_loss
+from dpexp.data.losses import class_accuracy, loss_inside, place_of_loss, standard_loss
 from dpexp.devices import is_autocast_enabled
 from dpexp.distributed.group import ProcessGroup
 
@@ -55,10 +55,21 @@ class Objective:
         self.reduction = reduction or ("tokens" if callable(self._loss_weight) else "rows")
         self.is_method = isinstance(getattr(called, "__self__", None), nn.Module)
         self.is_inside = self._is_scalar = False
+        self._place = 0
         self._fits: Any = None
         self._model = weakref.ref(model if model is not None else nn.Module())  # a sharded one must end
 
     # --- the loss ---
+
+    @property
+    def is_given(self) -> bool:
+        """Whether there is a loss function: ``--loss``, or the model's method."""
+        return self._loss is not None
+
+    @property
+    def note(self) -> str:
+        """Which item of what the forward returns is the loss, where it is not the first; else empty."""
+        return f"the loss is outputs[{self._place}] of the forward" if self.is_inside and self._place else ""
 
     def loss(self, outputs: Any, targets: Any) -> Tensor:
         """A scalar. Raises ConfigError where the shapes do not match.
@@ -66,7 +77,7 @@ class Objective:
         Where a forward without shards gave a scalar, a vector has the loss of each shard.
         """
         if self.is_inside:
-            found: Any = loss_inside(outputs)
+            found: Any = loss_inside(outputs, self._place)
         elif self._loss is None:
             found = standard_loss(outputs, targets, self.reduction, self.classes)
         else:
@@ -87,7 +98,9 @@ class Objective:
         From then on it is known whether the forward returns the loss (``is_inside``): replicas that each do
         return a vector, and so does a single device that computes chunk by chunk.
         """
-        inside = loss_inside(outputs)
+        if self._loss is None and not self._is_scalar:
+            self._place = place_of_loss(outputs)
+        inside = loss_inside(outputs, self._place)
         self.is_inside |= self._loss is None and inside is not None and inside.dim() == 0
         loss = self.loss(outputs, targets)
         self._is_scalar = True

@@ -17,6 +17,7 @@ from dpexp.copies import check_copyable
 from dpexp.data.batch import Batch
 from dpexp.data.halves import no_mean_over_rows
 from dpexp.data.objective import Objective
+from dpexp.data.user_batch import without_target
 from dpexp.engine.prepared import Prepared
 from dpexp.parallel.random_layers import mark_drawing
 from dpexp.strategies.ranks import without_ranks
@@ -74,15 +75,21 @@ def try_one_batch(prepared: Prepared) -> None:
     """
     model, strategy = prepared.model, prepared.strategy
     first, objective = next(prepared.batches(0)), prepared.data.objective
-    first.check_rows(strategy.parts(prepared.selection.used))
+    strategy.check_rows(first, prepared.selection.used)
     batch = first.copied()
-    with preserved(model), without_ranks(model), torch.set_grad_enabled(strategy.trains):
+    with (
+        preserved(model),
+        without_ranks(model),
+        torch.set_grad_enabled(strategy.trains),
+        _with_advice(without_target(first, prepared.data.forward)),
+    ):
         with (
             devices.autocast(devices.HOST, prepared.autocast),
             misfit_as_config_error(model),
             drawing_modules(model) as draws,
         ):
             outputs = model(*batch.inputs)
+        strategy.check_outputs(outputs, first, prepared.selection.used)
         with devices.autocast(devices.HOST, prepared.autocast):
             loss = _loss(objective, outputs, batch.targets)
         prepared.evaluation.try_metrics(outputs, batch.targets)
@@ -92,6 +99,15 @@ def try_one_batch(prepared: Prepared) -> None:
     mark_drawing(model, draws.names)
     if prepared.accumulate > 1:
         _check_halves(prepared, first)
+
+
+@contextmanager
+def _with_advice(text: str) -> Iterator[None]:
+    """A ConfigError in this context ends with what may be done about it."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"{error}{text}") from error.__cause__
 
 
 def _check_halves(prepared: Prepared, batch: Batch) -> None:
