@@ -32,6 +32,9 @@ from dpexp.data.losses import class_accuracy, loss_inside, place_of_loss, standa
 from dpexp.devices import is_autocast_enabled
 from dpexp.distributed.group import ProcessGroup
 
+LOST = "replicas lose what a forward stores in an attribute: return what the loss of the model reads"
+"""The note of an error in a loss that a single device has computed."""
+
 
 class Objective:
     """``loss`` replaces the model's own. ``classes``, where known, are in the last dimension of outputs.
@@ -82,7 +85,12 @@ class Objective:
             found = standard_loss(outputs, targets, self.reduction, self.classes)
         else:
             self._fit(outputs)
-            found = self._loss(outputs, targets)
+            try:
+                found = self._loss(outputs, targets)
+            except Exception as error:
+                if self.is_method and self._is_scalar:  # a single device has computed it
+                    error.add_note(LOST)
+                raise
         if self._is_scalar and isinstance(found, Tensor) and found.dim() == 1:
             found = self.of_shards(found, targets)
         if isinstance(found, Tensor) and found.dim() == 0:
