@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from dpexp.config.features import Features
 from dpexp.data.dataset import Dataset, Samples
 from dpexp.data.objective import Objective
+from dpexp.data.user_batch import forward_signature
 
 Columns = tuple[tuple[Tensor, ...], Tensor | None]
 """Inputs and targets in memory, the samples in dimension 0."""
@@ -36,11 +37,11 @@ class Source:
     def dataset(self, model: nn.Module, seed: int) -> Dataset:
         """The samples in the form that this model takes."""
         description, train, test = self.load(model, seed)
-        objective = self.objective(model)
+        objective, forward = self.objective(model), forward_signature(model)
 
         def part(columns: Columns, test: Dataset | None) -> Dataset:
             samples = Samples.of(columns, self.where)
-            return Dataset(self.name, description, objective, samples, test)
+            return Dataset(self.name, description, objective, samples, test, forward)
 
         return part(train, part(test, None) if test is not None else None)
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch.nn.utils.rnn import PackedSequence
 
 from dpexp import tensors
 from dpexp.config.errors import ConfigError, plural
@@ -79,26 +80,67 @@ class Batch:
         return self.changed(torch.clone)
 
     def whole(self) -> dict[str, str]:
-        """{path: shape} of the tensors that have no rows to split; those of one row broadcast, and have."""
-        leaves = [*tensors.leaves(self.inputs, "inputs"), *tensors.leaves(self.targets, "targets")]
-        found = {path: leaf for path, leaf in leaves if isinstance(leaf, torch.Tensor)}
-        return {
-            path: str(tuple(leaf.shape))
-            for path, leaf in found.items()
-            if not self._has_rows(leaf) and leaf.shape[:1] != (1,)
-        }
+        """{path: what it is} of what has no rows to split; tensors of one row broadcast, and have."""
+        found = dict[str, str]()
+        for path, leaf in self._leaves():
+            name = type(leaf).__name__
+            if isinstance(leaf, torch.Tensor):
+                if not self._has_rows(leaf) and leaf.shape[:1] != (1,):
+                    found[path] = f"has shape {tuple(leaf.shape)}"
+            elif isinstance(leaf, PackedSequence) or callable(getattr(leaf, "to", None)):
+                found[path] = f"is a {name}"
+            elif isinstance(leaf, list | tuple):
+                found[path] = f"is a {name} of {len(leaf)}, one {type(leaf[0]).__name__} for each row"
+        return found
 
-    def check_rows(self, parts: int) -> None:
-        """Raises ConfigError for a batch that a layout splits into parts, and that has whole tensors."""
+    @property
+    def has_structure(self) -> bool:
+        """Whether rows are in something other than dimension 0 of tensors: in packed sequences, or lists."""
+        return any(isinstance(leaf, list | tuple) for _, leaf in self._leaves())
+
+    def _leaves(self) -> Iterator[tuple[str, Any]]:
+        """(path, leaf) of inputs and targets; a list with an entry for each row is a leaf."""
+
+        def is_leaf(value: Any) -> bool:
+            return rows_of(value, self.rows) is not None
+
+        for index, value in enumerate(self.inputs):
+            yield from tensors.leaves(value, f"inputs[{index}]", is_leaf)
+        yield from tensors.leaves(self.targets, "targets", is_leaf)
+
+    def check_rows(self, parts: int, splits_targets: bool = True) -> None:
+        """Raises ConfigError for a batch that a layout splits into parts, and that has whole values.
+
+        Without ``splits_targets`` the loss gets the targets of all rows, which may have lists of numbers or
+        strings.
+        """
         whole = self.whole()
+        if not splits_targets and next(tensors.walk(self.targets), None) is None:
+            whole = {path: what for path, what in whole.items() if not path.startswith("targets")}
         if parts > 1 and whole:
-            shapes = ", ".join(f"{path} has shape {shape}" for path, shape in whole.items())
+            found = ", ".join(f"{path} {what}" for path, what in whole.items())
             raise ConfigError(
-                f"the layout splits a batch of {plural(self.rows, 'row')} into {parts} parts, and {shapes}: "
-                "without these rows in dimension 0 it cannot be split. Give it a value for each row "
-                "(x.expand(rows)), padded where rows differ in length, or pass a number; a layout that does "
+                f"the layout splits a batch of {plural(self.rows, 'row')} into {parts} parts, and {found}: "
+                f"without these rows in dimension 0 it cannot be split. {self._remedy()}; a layout that does "
                 "not split rows, as single, takes it as it is"
             )
+
+    def _remedy(self) -> str:
+        """How a batch can be given that has whole values."""
+        leaves = [leaf for _, leaf in self._leaves()]
+        if any(isinstance(leaf, PackedSequence) for leaf in leaves):
+            return "Give the padded sequences and their lengths as tensors, and pack them in the forward"
+        if any(hasattr(leaf, "to") and not isinstance(leaf, torch.Tensor) for leaf in leaves):
+            return "Give the tensors in it as a tuple, a dict or a dataclass"
+        if self.has_structure:
+            return "Give a tensor with a value for each row, padded or stacked"
+        whole = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and not self._has_rows(leaf)]
+        if any(leaf.shape[1:2] == (self.rows,) for leaf in whole):
+            return (
+                "Rows in dimension 1, as of the hidden state of an RNN: give x.transpose(0, 1), and in the "
+                "forward call x.transpose(0, 1).contiguous()"
+            )
+        return "Give it a value for each row (x.expand(rows)), padded where rows differ, or pass a number"
 
     def _mapped(
         self, change: Change, change_whole: Change = lambda tensor: tensor
@@ -113,3 +155,21 @@ class Batch:
 
     def _has_rows(self, tensor: torch.Tensor) -> bool:
         return tensor.dim() > 0 and len(tensor) == self.rows
+
+
+def rows_of(value: Any, rows: int | None = None) -> int | None:
+    """The rows of a packed sequence, or of a list with an entry for each row; None of other values.
+
+    Where ``rows`` are not known, such a list is one of dicts, or of tensors of unequal lengths.
+    """
+    if isinstance(value, PackedSequence):
+        return int(value.batch_sizes[0])
+    if not isinstance(value, list | tuple) or not value or hasattr(value, "_fields"):
+        return None
+    lengths = {tuple(each.shape[:1]) for each in tensors.walk(value)}
+    if rows is None:
+        has_rows = isinstance(value[0], Mapping) or len(lengths) > 1
+    else:
+        is_of_values = isinstance(value, list) and not lengths  # numbers or strings
+        has_rows = len(value) == rows and (is_of_values or not lengths <= {(rows,)})
+    return len(value) if has_rows else None

@@ -42,6 +42,8 @@ class Samples:
             text = "each must have the samples in dimension 0, equally many"
             raise ConfigError(f"{what} gives tensors of the shapes {shapes}: {text}")
         count = len(next(tensors.walk(columns)))
+        if not count:
+            raise ConfigError(f"{what} is empty: its tensors have no rows")
         # ``tensor[indices]`` would wake all intra-op threads for a small batch, for twice the time
         return cls(count, lambda rows: tensors.map_tensors(lambda each: each.index_select(0, rows), columns))
 
@@ -83,7 +85,7 @@ class Dataset:
         Floating-point tensors have the type of the data set, if it has one. Raises ConfigError.
         """
         for values in self.epochs.batches(batch_size, seed, epoch, shuffle):
-            batch = as_batch(values, self.forward, f"--data {self.name}")
+            batch = as_batch(values, self.forward, f"--data {self.name}", not self.objective.is_given)
             yield batch if self.dtype is None else batch.changed(partial(tensors.cast, dtype=self.dtype))
 
     def to(self, dtype: torch.dtype) -> Dataset:

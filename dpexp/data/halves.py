@@ -4,7 +4,6 @@ rows, tokens    loss(a, b)  =  weight(a) loss(a) + weight(b) loss(b)
 sum             loss(a, b)  =  loss(a) + loss(b)
 """
 
-import copy
 import math
 from functools import partial
 
@@ -14,6 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from dpexp import tensors
 from dpexp.config.errors import plural
+from dpexp.copies import copied_module
 from dpexp.data.batch import Batch
 from dpexp.data.objective import Objective
 
@@ -27,9 +27,9 @@ def no_mean_over_rows(model: nn.Module, objective: Objective, batch: Batch) -> s
     """That the loss of the batch is not that of its halves together, and what to give; empty where it is.
 
     A copy of the model computes all rows and each half in eval mode, in float64 and without gradients. Empty
-    also where halves say nothing: the loss does not take them, draws random numbers or is not finite.
+    also where halves say nothing: the batch has no halves, or the loss draws random numbers or is not finite.
     """
-    if batch.rows < 2:
+    if batch.rows < 2 or batch.has_structure:
         return ""
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
@@ -48,7 +48,7 @@ def no_mean_over_rows(model: nn.Module, objective: Objective, batch: Batch) -> s
 
 def _losses(model: nn.Module, objective: Objective, batch: Batch) -> tuple[float, float, float]:
     """The loss of all rows, that of the halves together, and the largest difference by rounding."""
-    module = tensors.cast_module(copy.deepcopy(model), torch.float64).eval()
+    module = tensors.cast_module(copied_module(model), torch.float64).eval()
     if any(isinstance(each, _BatchNorm) and each.running_mean is None for each in module.modules()):
         raise RuntimeError("batch norms without running statistics mix the rows")
     batch = batch.changed(partial(tensors.cast, dtype=torch.float64))

@@ -29,24 +29,52 @@ NO_TARGETS = (
 
 
 def logits(outputs: Any) -> Tensor:
-    """The outputs if they are a tensor, else their key or attribute ``logits``, or their only item."""
+    """The outputs if they are a tensor, else their key or attribute ``logits``, or their only tensor."""
     if isinstance(outputs, Tensor):
         return outputs
     found = outputs.get("logits") if isinstance(outputs, Mapping) else getattr(outputs, "logits", None)
-    if found is None and isinstance(outputs, list | tuple) and len(outputs) == 1:
-        found = outputs[0]
+    items = [each for each in outputs if each is not None] if isinstance(outputs, list | tuple) else []
+    if found is None and len(items) == 1:
+        found = items[0]
     if isinstance(found, Tensor):
         return found
     found = type(outputs).__name__
     raise ConfigError(f"the model's output is a {found}, {NO_LOSS}, or return one tensor or 'logits'")
 
 
-def loss_inside(outputs: Any) -> Tensor | None:
-    """What a forward returns as its loss: the outputs, their entry or attribute ``loss``, or first item."""
-    found = outputs.get("loss") if isinstance(outputs, Mapping) else getattr(outputs, "loss", outputs)
+def loss_inside(outputs: Any, place: int = 0) -> Tensor | None:
+    """What a forward returns as its loss: the outputs, their entry or attribute ``loss``, or an item."""
+    found = _named_loss(outputs)
     if isinstance(found, list | tuple) and found:
-        found = found[0]
+        found = found[place]
     return found if isinstance(found, Tensor) else None
+
+
+def place_of_loss(outputs: Any) -> int:
+    """Which item of the outputs of one device is the loss: the scalar, or the one with a gradient.
+
+    Raises ConfigError for several scalars with a gradient.
+    """
+    items = _named_loss(outputs)
+    items = items if isinstance(items, list | tuple) else ()
+    scalars = {
+        place: item
+        for place, item in enumerate(items)
+        if isinstance(item, Tensor) and item.dim() == 0 and item.is_floating_point()
+    }
+    trained = [place for place, item in scalars.items() if item.requires_grad]
+    if len(trained) > 1:
+        raise ConfigError(
+            f"the forward returns the scalars {', '.join(f'outputs[{place}]' for place in trained)}, and one "
+            "is the loss: name it with --loss, as lambda outputs, targets: outputs[0], or return a dict that "
+            "has it as 'loss', or detach the others"
+        )
+    return next(iter(trained or scalars), 0)
+
+
+def _named_loss(outputs: Any) -> Any:
+    """The entry or attribute ``loss`` of outputs; outputs without one themselves, but for a dict."""
+    return outputs.get("loss") if isinstance(outputs, Mapping) else getattr(outputs, "loss", outputs)
 
 
 def standard_loss(outputs: Any, targets: Any, reduction: str, classes: int | None) -> Tensor:

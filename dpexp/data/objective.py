@@ -22,15 +22,18 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from dpexp import tensors
 from dpexp.config.errors import ConfigError, plural
 from dpexp.config.features import PADDING
+from dpexp.copies import TensorCopies
 from dpexp.data.batch import Batch
-from dpexp.data.losses import class_accuracy, loss_inside, standard_loss
+from dpexp.data.losses import class_accuracy, loss_inside, place_of_loss, standard_loss
 from dpexp.devices import is_autocast_enabled
 from dpexp.distributed.group import ProcessGroup
+
+LOST = "replicas lose what a forward stores in an attribute: return what the loss of the model reads"
+"""The note of an error in a loss that a single device has computed."""
 
 
 class Objective:
@@ -55,10 +58,21 @@ class Objective:
         self.reduction = reduction or ("tokens" if callable(self._loss_weight) else "rows")
         self.is_method = isinstance(getattr(called, "__self__", None), nn.Module)
         self.is_inside = self._is_scalar = False
+        self._place = 0
         self._fits: Any = None
         self._model = weakref.ref(model if model is not None else nn.Module())  # a sharded one must end
 
     # --- the loss ---
+
+    @property
+    def is_given(self) -> bool:
+        """Whether there is a loss function: ``--loss``, or the model's method."""
+        return self._loss is not None
+
+    @property
+    def note(self) -> str:
+        """Which item of what the forward returns is the loss, where it is not the first; else empty."""
+        return f"the loss is outputs[{self._place}] of the forward" if self.is_inside and self._place else ""
 
     def loss(self, outputs: Any, targets: Any) -> Tensor:
         """A scalar. Raises ConfigError where the shapes do not match.
@@ -66,12 +80,17 @@ class Objective:
         Where a forward without shards gave a scalar, a vector has the loss of each shard.
         """
         if self.is_inside:
-            found: Any = loss_inside(outputs)
+            found: Any = loss_inside(outputs, self._place)
         elif self._loss is None:
             found = standard_loss(outputs, targets, self.reduction, self.classes)
         else:
             self._fit(outputs)
-            found = self._loss(outputs, targets)
+            try:
+                found = self._loss(outputs, targets)
+            except Exception as error:
+                if self.is_method and self._is_scalar:  # a single device has computed it
+                    error.add_note(LOST)
+                raise
         if self._is_scalar and isinstance(found, Tensor) and found.dim() == 1:
             found = self.of_shards(found, targets)
         if isinstance(found, Tensor) and found.dim() == 0:
@@ -87,7 +106,9 @@ class Objective:
         From then on it is known whether the forward returns the loss (``is_inside``): replicas that each do
         return a vector, and so does a single device that computes chunk by chunk.
         """
-        inside = loss_inside(outputs)
+        if self._loss is None and not self._is_scalar:
+            self._place = place_of_loss(outputs)
+        inside = loss_inside(outputs, self._place)
         self.is_inside |= self._loss is None and inside is not None and inside.dim() == 0
         loss = self.loss(outputs, targets)
         self._is_scalar = True
@@ -139,7 +160,7 @@ class Objective:
         memo: dict[int, Any] = {id(part): parts[name] for name, part in own.items() if name in parts}
         for each in self._loss.parameters() if isinstance(self._loss, nn.Module) else ():
             memo.setdefault(id(each), nn.Parameter(change(each.detach().clone()), each.requires_grad))
-        with suppress(Exception), _TensorCopies(change):  # of any kind: the user's
+        with suppress(Exception), TensorCopies(change):  # of any kind: the user's
             return copy.deepcopy(self._loss, memo)
         return self._loss
 
@@ -191,21 +212,6 @@ class Objective:
             return self._loss_weight(targets)
         first = _first(targets)
         return first.numel() if first.is_floating_point() else (first != PADDING).sum()
-
-
-class _TensorCopies(TorchFunctionMode):
-    """Inside, ``deepcopy`` makes changed copies of tensors, without their graphs."""
-
-    def __init__(self, change: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self._change = change
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is not Tensor.__deepcopy__:
-            return func(*args, **(kwargs or {}))
-        tensor, memo = args
-        memo[id(tensor)] = self._change(tensor.detach().clone())
-        return memo[id(tensor)]
 
 
 def _parts(model: nn.Module | None) -> dict[str, nn.Module | nn.Parameter]:

@@ -7,6 +7,7 @@ rank draws the same global batches, of which it computes its rows.
 
 from __future__ import annotations
 
+import inspect
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
@@ -26,10 +27,22 @@ MOST_BATCHES = 100_000
 
 
 class Stream:
-    """``make`` returns what to iterate over for an epoch; ``what`` begins every error."""
+    """``make`` returns what to iterate over for an epoch; ``what`` begins every error.
 
-    def __init__(self, make: Callable[[], Iterable[Any]], what: str) -> None:
-        self._make, self._what = make, what
+    ``forward`` is the signature of the model's forward, where that is known.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[], Iterable[Any]],
+        what: str,
+        forward: inspect.Signature | None = None,
+    ) -> None:
+        self._make, self._what, self._forward = make, what, forward
+
+    def for_forward(self, forward: inspect.Signature | None) -> Stream:
+        """The same for a model with this forward."""
+        return Stream(self._make, self._what, forward)
 
     def batches(self, batch_size: int, seed: int, epoch: int, shuffle: bool) -> Iterator[Any]:
         """The batches of one epoch. Their size and their order are the user's."""
@@ -52,16 +65,17 @@ class Stream:
         for number, each in enumerate(source, 1):  # noqa: B007 # it is how many there were
             yield each
         if number != vars(self).get("_batches", number) or not number:
+            drops = not number and getattr(source, "drop_last", False)
             raise ConfigError(
                 f"{self._what} gives {plural(number, 'batch')} in epoch {epoch}: every epoch needs as many "
-                "as the first, and at least one"
+                f"as the first, and at least one{'; drop_last drops a smaller one' if drops else ''}"
             )
 
     @cached_property
     def _rows(self) -> list[int]:
         """The rows of each batch of an epoch. One is iterated to its end where the loader does not tell."""
         source: Any = self._make()
-        first = as_batch(next(self.batches(0, 0, 0, True)), what=self._what).rows
+        first = as_batch(next(self.batches(0, 0, 0, True)), self._forward, self._what).rows
         is_sized = isinstance(source, DataLoader) and not isinstance(source.dataset, IterableDataset)
         size, samples = (source.batch_size or 0, length_hint(source.sampler)) if is_sized else (0, 0)
         if size and first == min(size, samples):
@@ -69,7 +83,7 @@ class Stream:
             found = [size] * (samples // size) + [rest] * bool(rest)
         else:
             every = islice(self.batches(0, 0, 0, True), MOST_BATCHES + 1)
-            found = [as_batch(each, what=self._what).rows for each in every]
+            found = [as_batch(each, self._forward, self._what).rows for each in every]
             if len(found) > MOST_BATCHES:
                 raise ConfigError(
                     f"{self._what} gives more than {MOST_BATCHES:,} batches in an epoch, which must have an "

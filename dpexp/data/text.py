@@ -12,6 +12,7 @@ from dpexp.config.errors import ConfigError, no_file, plural
 from dpexp.config.features import Features
 from dpexp.data.base import Source
 from dpexp.data.dataset import Dataset, Samples
+from dpexp.data.user_batch import forward_signature
 
 BYTES = 256
 
@@ -38,7 +39,9 @@ class TextSource(Source):
         text = np.memmap(self.path, dtype=np.uint8, mode="r")
         description = f"{plural(len(text), 'byte')} of {self.path}, {self.length} per sample"
         samples = Samples((len(text) - 1) // self.length, partial(windows, text, self.length))
-        return Dataset(self.name, description, self.objective(model), samples)
+        return Dataset(
+            self.name, description, self.objective(model), samples, forward=forward_signature(model)
+        )
 
 
 def windows(text: Any, length: int, numbers: Tensor) -> tuple[Tensor, Tensor]:

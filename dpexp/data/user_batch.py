@@ -1,8 +1,10 @@
 """User batch: the inputs and targets in a batch of any form that a user's data gives.
 
-(input, target)           where the input is a tuple, its items are the model's positional arguments
+(input, target)           where the input is a tuple or list, its items are the model's positional arguments,
+                          unless it is one argument: a packed sequence, a list with an entry for each row, or
+                          more items than the forward takes
 {"x": ..., "label": ...}  model(**batch), which gets the target, too, if its forward has such an argument
-input                     a tensor without a target
+input                     a tensor, or a dataclass of tensors, without a target
 """
 
 from __future__ import annotations
@@ -11,40 +13,91 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
+from torch.nn.utils.rnn import PackedSequence
 
 from dpexp import tensors
 from dpexp.config.errors import ConfigError
-from dpexp.data.batch import Batch
+from dpexp.data.batch import Batch, rows_of
 
 TARGETS = ("labels", "label", "targets", "target", "y")
 """Keys of a dict under which the target is looked for."""
 _FORMS = (
     "it must be a pair (input, target), where several inputs are a tuple, a dict of arguments of the model, "
-    "or a tensor, with the rows in dimension 0"
+    "or a tensor or a dataclass of tensors, with the rows in dimension 0"
 )
 
 
-def as_batch(values: Any, forward: inspect.Signature | None = None, what: str = "--data") -> Batch:
-    """The global batch. Its rows are those of its first tensor with rows, the targets before the inputs.
+def as_batch(
+    values: Any, forward: inspect.Signature | None = None, what: str = "--data", loss_inside: bool = False
+) -> Batch:
+    """The global batch. Its rows are those of its first value with rows, the targets before the inputs.
 
+    ``loss_inside``: a forward whose next argument is the target by its name gets that of a pair, too.
     Raises ConfigError, which begins with ``what``: for another form, and for a dict that the model's forward
     does not take.
     """
     targets: Any = None
     if isinstance(values, Mapping):
         inputs, targets = _of_mapping(values, forward, what)
-    elif isinstance(values, list | tuple) and len(values) in (1, 2):
-        first, targets = (*values, None)[:2]
-        inputs = tuple(first) if isinstance(first, list | tuple) else (first,)
+    elif isinstance(values, PackedSequence) or not isinstance(values, list | tuple):
+        inputs = (values,)
     else:
-        inputs = (values,) if isinstance(values, Tensor) else ()
-    with_rows = (each for each in tensors.walk((targets, inputs)) if each.dim())
-    first_tensor = next(with_rows, None)
-    if first_tensor is None:
+        first, targets = (*values, None)[:2] if len(values) in (1, 2) else ((), None)
+        inputs = (first,) if _is_one_argument(first, targets, forward) else tuple(first)
+        if loss_inside and targets is not None and _takes_target(forward, len(inputs)):
+            inputs = (*inputs, targets)
+    rows = _rows((targets, *inputs))
+    if rows == 0:
+        raise ConfigError(f"{what}: a batch has no rows")
+    if rows is None:
         count = f" of {len(values)}" if isinstance(values, list | tuple) else ""
         raise ConfigError(f"{what}: a batch is a {type(values).__name__}{count}; {_FORMS}")
-    return Batch(inputs, targets, len(first_tensor), len(first_tensor))
+    return Batch(inputs, targets, rows, rows)
+
+
+def _rows(values: tuple[Any, ...]) -> int | None:
+    """The rows of the first tensor that has some; those in lists count last, and may be of one row each."""
+    lists = [value for value in values if isinstance(value, list | tuple)]
+    others = [value for value in values if not isinstance(value, list | tuple)]
+    known = [len(each) for each in tensors.walk(others) if each.dim()] or [*filter(None, map(rows_of, lists))]
+    return next(iter(known or (len(each) for each in tensors.walk(lists) if each.dim())), None)
+
+
+def _is_one_argument(value: Any, targets: Any, forward: inspect.Signature | None) -> bool:
+    """Whether the input is one argument of the forward, and not several."""
+    if not isinstance(value, list | tuple) or isinstance(value, PackedSequence):
+        return True
+    rows, first = _rows((targets,)), next(tensors.walk(value), None)
+    if rows and rows_of(value, rows) and first is not None and first.shape[:1] != (rows,):
+        return True  # an entry for each row
+    return not _takes(forward, len(value)) and _takes(forward, 1)
+
+
+def _takes(forward: inspect.Signature | None, count: int) -> bool:
+    """Whether a forward takes so many positional arguments; one that is not known does."""
+    try:
+        if forward is not None:
+            forward.bind(*range(count))
+    except TypeError:
+        return False
+    return True
+
+
+def without_target(batch: Batch, forward: inspect.Signature | None) -> str:
+    """What to do about a forward that takes the target and did not get it; empty for others."""
+    if batch.targets is None or not _takes_target(forward, len(batch.inputs)):
+        return ""
+    return (
+        ". The forward takes the target, too; beside a loss function it gets that of a dict only: give "
+        "batches as dicts of its arguments"
+    )
+
+
+def _takes_target(forward: inspect.Signature | None, position: int) -> bool:
+    """Whether the positional argument there is the target, by its name; ``y`` may be another input."""
+    found = [*forward.parameters.values()][position : position + 1] if forward is not None else []
+    return any(each.name in TARGETS[:-1] and each.kind <= each.POSITIONAL_OR_KEYWORD for each in found)
 
 
 def forward_signature(model: nn.Module) -> inspect.Signature | None:

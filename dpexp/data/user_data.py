@@ -57,6 +57,7 @@ class UserSource(Source):
         self.note = NO_TARGETS if self.first.targets is None else ""
 
         def part(name: str, epochs: Samples | Stream, test: Dataset | None = None) -> Dataset:
+            epochs = epochs.for_forward(forward) if isinstance(epochs, Stream) else epochs
             description = f"{name}: {plural(epochs.samples, 'sample')}"
             return Dataset(name, description, objective, epochs, test, forward)
 
@@ -78,10 +79,11 @@ class OwnBatches:
     """A list of batches, each a copy every time: a model may write to its inputs. Raises ConfigError."""
 
     def __init__(self, batches: list[Any]) -> None:
-        if batches and (shapes := unequal_rows(batches[0])):
+        if batches and _is_a_sample(batches[0]):
             raise ConfigError(
-                f"data: batch 0 has tensors of the shapes {shapes}. A list holds batches, with equally many "
-                "rows in dimension 0 of each tensor; give single samples as a torch.utils.data.Dataset"
+                f"data: batch 0 has tensors of the shapes {unequal_rows(batches[0])}. A list holds batches, "
+                "with the rows in dimension 0 of inputs and targets; give single samples as a "
+                "torch.utils.data.Dataset"
             )
         self._batches = batches
 
@@ -94,8 +96,15 @@ def rows_of_batch(data: Any) -> int | None:
     data = data[0] if isinstance(data, tuple) and data and isinstance(data[0], DataLoader) else data
     if isinstance(data, DataLoader):
         return getattr(data.batch_sampler, "batch_size", data.batch_size)
-    first = next(tensors.walk(data[0]), None) if isinstance(data, list) and data else None
-    return len(first) if first is not None and first.dim() else None
+    return as_batch(data[0], what="data").rows if isinstance(data, list) and data else None
+
+
+def _is_a_sample(values: Any) -> bool:
+    """Whether it is an input and a target of which none has the rows of the other."""
+    batch = as_batch(values, what="data")
+    shapes = {each.shape[:1] for each in tensors.walk(batch.inputs)}
+    target = next(tensors.walk(batch.targets), None)
+    return bool(shapes) and target is not None and target.shape[:1] not in shapes and not batch.has_structure
 
 
 def _epochs(value: Any, make: Callable[[], Any] | None, what: str) -> Samples | Stream:

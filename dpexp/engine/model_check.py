@@ -13,9 +13,11 @@ from torch import nn
 
 from dpexp import devices, tensors
 from dpexp.config.errors import ConfigError, describe, listed, plural
+from dpexp.copies import check_copyable
 from dpexp.data.batch import Batch
 from dpexp.data.halves import no_mean_over_rows
 from dpexp.data.objective import Objective
+from dpexp.data.user_batch import without_target
 from dpexp.engine.prepared import Prepared
 from dpexp.engine.verify import batches
 from dpexp.parallel.random_layers import mark_drawing
@@ -23,7 +25,6 @@ from dpexp.strategies.ranks import without_ranks
 from dpexp.training.preserve import preserved
 from dpexp.verification.alone import alone
 from dpexp.verification.mode import drawing_modules
-from dpexp.verification.model_copy import check_copyable
 from dpexp.verification.touched_rows import with_touched_rows
 
 
@@ -39,11 +40,8 @@ def check_model(model: nn.Module, *, trains: bool, copies: bool) -> None:
     if copies:
         try:
             check_copyable(model)
-        except Exception as error:
-            raise ConfigError(
-                f"the model cannot be copied ({describe(error)}), "
-                "and verification compares copies: --no-check runs it without"
-            ) from error
+        except ConfigError as error:
+            raise ConfigError(f"{error}; --no-check runs it without verification, which copies it") from error
 
 
 def _check_no_data_parallel(model: nn.Module) -> None:
@@ -78,15 +76,21 @@ def try_one_batch(prepared: Prepared) -> None:
     """
     model, strategy = prepared.model, prepared.strategy
     first, objective = next(prepared.batches(0)), prepared.data.objective
-    first.check_rows(strategy.parts(prepared.selection.used))
+    strategy.check_rows(first, prepared.selection.used)
     batch = first.copied()
-    with preserved(model), without_ranks(model), torch.set_grad_enabled(strategy.trains):
+    with (
+        preserved(model),
+        without_ranks(model),
+        torch.set_grad_enabled(strategy.trains),
+        _with_advice(without_target(first, prepared.data.forward)),
+    ):
         with (
             devices.autocast(devices.HOST, prepared.autocast),
             misfit_as_config_error(model),
             drawing_modules(model) as draws,
         ):
             outputs = model(*batch.inputs)
+        strategy.check_outputs(outputs, first, prepared.selection.used)
         with devices.autocast(devices.HOST, prepared.autocast):
             loss = _loss(objective, outputs, batch.targets)
         prepared.evaluation.try_metrics(outputs, batch.targets)
@@ -97,6 +101,15 @@ def try_one_batch(prepared: Prepared) -> None:
     if prepared.accumulate > 1:
         for each in batches(prepared):
             _check_halves(prepared, each)
+
+
+@contextmanager
+def _with_advice(text: str) -> Iterator[None]:
+    """A ConfigError in this context ends with what may be done about it."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"{error}{text}") from error.__cause__
 
 
 def _check_halves(prepared: Prepared, batch: Batch) -> None:

@@ -8,7 +8,6 @@ Virtual devices (``cpu:i``) stand for the accelerators, so a machine without any
 
 from __future__ import annotations
 
-import copy
 import logging
 import re
 import traceback
@@ -23,6 +22,7 @@ from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 
 from dpexp import devices
 from dpexp.config.errors import ConfigError, describe, text_of
+from dpexp.copies import copied_module
 from dpexp.data.batch import Batch
 from dpexp.data.rng import kept_globals
 from dpexp.engine.prepared import Prepared
@@ -96,7 +96,7 @@ def predict(prepared: Prepared, batches: Sequence[Batch]) -> Prediction:
     except Exception as error:
         # of any kind: a branch on a value, or without data PyTorch's _grouped_mm, which takes bfloat16 alone
         note = f"{describe(error)} on tensors without data: real batches ran on virtual devices instead"
-    return emulation.observed(copy.deepcopy(prepared.model), batches, note)
+    return emulation.observed(copied_module(prepared.model), batches, note)
 
 
 class Emulation:
@@ -116,7 +116,7 @@ class Emulation:
         """The prediction from tensors without data. Raises PlacementError, and what the model raises."""
         mode = FakeTensorMode()
         with FakeCopyMode(mode):
-            model = copy.deepcopy(self._prepared.model)
+            model = copied_module(self._prepared.model)
         fake = [_without_data(batch, mode) for batch in batches]
         with mode, devices.prediction(), _without_the_log_of_failures():
             return self.observed(model, fake)

@@ -86,7 +86,7 @@ def prepare(
     tensors.cast_module(model, dtype)
     if one_batch:
         try_one_batch(prepared)
-        notes = (source.note, _unused_size(dataset, config.batch_size), cache_note)
+        notes = (source.note, dataset.objective.note, _unused_size(dataset, config.batch_size), cache_note)
         prepared.note = "; ".join(filter(None, notes))
     return prepared
 

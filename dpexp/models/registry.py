@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -36,10 +35,12 @@ def build(factory: Factory, features: Features | None = None) -> nn.Module:
     """
     from torch import nn
 
+    from dpexp.copies import copied_module
+
     found = factory.load()
     if isinstance(found, nn.Module):  # of a file or a program: a run must not change it
         factory.check_no_options(found)
-        copied = copy.deepcopy(found).cpu()
+        copied = copied_module(found).cpu()
         copied.zero_grad()
         return copied
     decided = {option: getattr(features, name, None) for option, name in getattr(found, "from_data", ())}

@@ -85,7 +85,7 @@ def check_batch_sizes(args: tuple[Any, ...], kwargs: dict[str, Any], devices: Se
     _chunk_count({"inputs": args, **kwargs}, list(map(to_device, devices)), 0)
 
 
-def _is_container(value: Any) -> bool:
+def is_container(value: Any) -> bool:
     """Whether the entries of the value are scattered."""
     return isinstance(value, dict | list | tuple) and not isinstance(value, PackedSequence)
 
@@ -94,7 +94,7 @@ def _chunk_count(arguments: dict[str, Any], devices: Sequence[torch.device], dim
     """The number of chunks, the same for every argument. Raises ValueError for different batch sizes."""
     sizes: dict[str, int] = {}  # by path: {"inputs[0]": 10, "mask": 10}
     for name, argument in arguments.items():
-        for path, leaf in leaves(argument, name, lambda value: not _is_container(value)):
+        for path, leaf in leaves(argument, name, lambda value: not is_container(value)):
             if isinstance(leaf, PackedSequence):
                 raise ValueError(
                     f"{path} is a PackedSequence, which has no batch dimension to split: pass the padded "
@@ -129,7 +129,7 @@ def _scatter(value: Any, devices: Sequence[torch.device], count: int, dim: int) 
         return [
             non_blocking_to(chunk, device, copy=True) for chunk, device in zip(chunks, devices, strict=False)
         ]
-    if not _is_container(value) or not value:
+    if not is_container(value) or not value:
         return [value] * count
     columns = [_scatter(entry, devices, count, dim) for _, entry in entries(value) or ()]
     return [rebuild(value, row) for row in zip(*columns, strict=True)]
@@ -203,4 +203,16 @@ def _concatenate(outputs: list[torch.Tensor], device: torch.device, dim: int, pa
             stacklevel=2,
         )
         outputs, dim = [output.unsqueeze(0) for output in outputs], 0
+    for replica, output in enumerate(outputs):
+        if _without(dim, output.shape) != _without(dim, outputs[0].shape):
+            raise ValueError(
+                f"{path} has shape {tuple(outputs[0].shape)} in replica 0 and {tuple(output.shape)} in "
+                f"replica {replica}, and dimension {dim} joins them. Sequences that each replica pads to its "
+                "longest one need the length of the batch: pad_packed_sequence(..., total_length=x.size(1))"
+            )
     return torch.cat([non_blocking_to(output, device) for output in outputs], dim)
+
+
+def _without(dim: int, shape: torch.Size) -> tuple[int, ...]:
+    """The sizes but for that of dimension ``dim``."""
+    return tuple(size for index, size in enumerate(shape) if index != dim % len(shape))

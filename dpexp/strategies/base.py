@@ -5,12 +5,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import torch
 from torch import nn
 
 from dpexp.config.strategy_options import StrategyOptions
+from dpexp.data.batch import Batch
 from dpexp.distributed.group import ProcessGroup
 from dpexp.strategies.placed import Placed
 from dpexp.timing import Timer
@@ -65,6 +66,13 @@ class Strategy(ABC):
     def parts(self, devices: Devices) -> int:
         """Into how many parts the layout splits the rows that the model gets, at most."""
         return self.group.dp_size
+
+    def check_rows(self, batch: Batch, devices: Devices) -> None:
+        """Raises ConfigError for a batch that the layout would have to split, and cannot."""
+        batch.check_rows(self.parts(devices))
+
+    def check_outputs(self, outputs: Any, batch: Batch, devices: Devices) -> None:  # noqa: B027 - likewise
+        """Raises ConfigError for outputs of a batch that the layout would join, and cannot."""
 
     def prepare(self, model: nn.Module, devices: Devices) -> None:  # noqa: B027 - not every strategy checks
         """Check model and devices before a run opens, and set options of modules. Raises ConfigError."""

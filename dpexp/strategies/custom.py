@@ -6,7 +6,6 @@
 A function may also return a ``Placed`` around such a module, whose ``step`` is then the step of the layout.
 """
 
-import copy
 import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -22,6 +21,7 @@ from torch.overrides import TorchFunctionMode
 from dpexp import tensors
 from dpexp.config.errors import ConfigError, as_config_error, listed
 from dpexp.config.strategy_options import CustomOptions
+from dpexp.copies import copied_module
 from dpexp.devices import HOST, accelerators, move, place
 from dpexp.distributed.group import ProcessGroup
 from dpexp.strategies.base import Devices, Needs, Strategy
@@ -47,7 +47,7 @@ class Custom(Strategy):
         _, takes_devices = self._function()
         lays_out_here = all(device.type == "cpu" or device in accelerators() for device in devices)
         if (takes_devices and lays_out_here) or distributed.is_initialized():
-            placed = self.place(copy.deepcopy(model), devices, Timer())
+            placed = self.place(copied_module(model), devices, Timer())
             with self._where():
                 check_parameters(model, placed, self.group)
 

@@ -11,7 +11,6 @@ modules as the model was written: a wrapper and what it wraps share one name.
 Below the names: submodules by the patterns of options, and hooks of parameters.
 """
 
-import copy
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import lru_cache
@@ -23,6 +22,7 @@ import torch
 from torch import nn
 
 from dpexp.config.errors import ConfigError, did_you_mean, listed
+from dpexp.copies import HOOKS
 from dpexp.devices import HOST, is_virtual, label, move, place, tensor_device
 from dpexp.parallel.data_parallel import DataParallel
 from dpexp.tensors import walk
@@ -299,18 +299,10 @@ def tables(module: nn.Module) -> list[EmbeddingTable]:
 
 # --- hooks of parameters, which belong to the tensor: a copy, or a shard in its place, has none -----------
 
-_KINDS = {
-    "_backward_hooks": "register_hook",
-    "_post_accumulate_grad_hooks": "register_post_accumulate_grad_hook",
-}
-"""Where a tensor keeps its hooks, and the method that adds one."""
-
 
 def hooked_parameters(model: nn.Module) -> list[str]:
     """The names of the parameters that have hooks."""
-    return [
-        name for name, tensor in model.named_parameters() if any(getattr(tensor, kind) for kind in _KINDS)
-    ]
+    return [name for name, tensor in model.named_parameters() if any(getattr(tensor, kind) for kind in HOOKS)]
 
 
 def check_no_hooks(model: nn.Module, where: str) -> None:
@@ -321,11 +313,3 @@ def check_no_hooks(model: nn.Module, where: str) -> None:
             f"{where} replaces parameters by their shards, which lose the hooks of {listed(names)}: "
             "remove the hooks (change the gradient in the module or the loss), or use another strategy"
         )
-
-
-def carry_hooks(original: torch.Tensor, copied: torch.Tensor, memo: dict[int, Any]) -> None:
-    """Register the hooks of a parameter on its copy; a bound method becomes that of the copied module."""
-    for kind, register in _KINDS.items():
-        for hook in (getattr(original, kind) or {}).values():
-            if copied.requires_grad:
-                getattr(copied, register)(copy.deepcopy(hook, memo))

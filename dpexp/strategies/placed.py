@@ -17,6 +17,7 @@ does, overrides ``step`` and keeps the order of the observer's calls.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -27,6 +28,7 @@ import torch
 from torch import nn
 
 from dpexp import devices, tensors
+from dpexp.config.errors import ConfigError, plural, text_of
 from dpexp.data.batch import Batch
 from dpexp.devices import HOST
 from dpexp.timing import Timer
@@ -93,7 +95,7 @@ class Placed:
         with torch.set_grad_enabled(update is not None):
             inputs = self._moved(batch.inputs, self.input_device)
             with autocast, phase(self.forward_phase) if self.forward_phase else _NO_CONTEXT:
-                outputs = self.module(*inputs)
+                outputs = self._forward(inputs, batch)
             observer.forward_ended(outputs)
             with self.gradient_sync.computing(batch):
                 with phase("loss", device):
@@ -111,6 +113,14 @@ class Placed:
                     update()
         return value.detach()
 
+    def _forward(self, inputs: tuple[Any, ...], batch: Batch) -> Any:
+        try:
+            return self.module(*inputs)
+        except (RuntimeError, ValueError) as error:
+            if advice := _advice(str(error), batch, len(self.devices)):
+                raise ConfigError(f"{advice} ({text_of(error)})") from error
+            raise
+
     def _moved(self, value: Any, device: torch.device) -> Any:
         """``value`` on the device; what a batch holds is on the host."""
         if devices.physical(device) == HOST:
@@ -127,6 +137,27 @@ class Placed:
     def outputs_on_host(self) -> bool:
         """Whether outputs and loss are in the host's memory, so that reading them waits for nothing."""
         return devices.physical(self.output_device) == HOST
+
+
+def _advice(text: str, batch: Batch, replicas: int) -> str:
+    """What PyTorch's error of a forward says about the rows that it got; empty where that is not known."""
+    is_split = replicas > 1 or batch.rows != batch.global_rows
+    rows = f"a batch of {plural(batch.rows, 'row')}"
+    if batch.rows != batch.global_rows:
+        rows = f"a part of {batch.rows} of the {plural(batch.global_rows, 'row')} of a batch"
+    if replicas > 1:
+        rows += f", split over {replicas} devices"
+    if "Expected more than 1 value per channel when training" in text:
+        return (
+            f"a batch norm got one value for each channel of {rows}, and a variance needs two: give another "
+            "--batch-size, or leave out a last batch that is smaller (drop_last=True)"
+        )
+    if is_split and re.search(r"Expected hidden(\[\d\])? size", text):
+        return (
+            f"an RNN got the hidden state of {rows}. It has them in dimension 1, and dimension 0 was split: "
+            "give x.transpose(0, 1), and in the forward call x.transpose(0, 1).contiguous()"
+        )
+    return ""
 
 
 class GradientSync:

@@ -19,19 +19,19 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from dpexp import parallel
-from dpexp.config.errors import ConfigError, available
+from dpexp.config.errors import ConfigError, available, plural
 from dpexp.config.strategy_options import BlockOptions, DataParallelOptions
 from dpexp.data.batch import Batch
 from dpexp.devices import HOST, accelerators, is_autocast_enabled, is_virtual, label, place, running_on
 from dpexp.parallel.parallel_apply import share_of_threads
-from dpexp.parallel.scatter_gather import check_batch_sizes
+from dpexp.parallel.scatter_gather import check_batch_sizes, is_container
 from dpexp.strategies.base import Devices, Needs, Strategy
 from dpexp.strategies.modules import Wrapper, matching
 from dpexp.strategies.placed import GradientSync, Placed
-from dpexp.tensors import walk
+from dpexp.tensors import leaves, walk
 from dpexp.timing import Timer
 
 SMALL_WORK = 1 << 24
@@ -64,6 +64,28 @@ class Replicating(Strategy):
 
     def parts(self, devices: Devices) -> int:
         return self.group.dp_size * max(1, len(devices))
+
+    def check_rows(self, batch: Batch, devices: Devices) -> None:
+        batch.check_rows(self.parts(devices), splits_targets=self.group.dp_size > 1)
+        inputs = leaves(batch.inputs, "inputs", lambda value: not is_container(value))
+        for path, leaf in inputs if self.parts(devices) > 1 else ():
+            inside = () if isinstance(leaf, Tensor) else walk(leaf)
+            if any(each.shape[:1] == (batch.rows,) for each in inside):
+                raise ConfigError(
+                    f"{path} is of type {type(leaf).__name__}, and every replica gets it with all "
+                    f"{plural(batch.rows, 'row')}: DataParallel splits tensors, and dicts, lists and tuples "
+                    "of them. Give it as one of these; ddp and fsdp split it as it is"
+                )
+
+    def check_outputs(self, outputs: Any, batch: Batch, devices: Devices) -> None:
+        for path, leaf in leaves(outputs, "outputs") if self.parts(devices) > 1 else ():
+            shape = tuple(leaf.shape) if isinstance(leaf, Tensor) else ()
+            if shape[1:2] == (batch.rows,) and shape[0] % batch.rows:
+                raise ConfigError(
+                    f"{path} has shape {shape}, with the {plural(batch.rows, 'row')} in dimension 1, as the "
+                    "hidden state of an RNN has, and DataParallel joins what replicas return in dimension 0: "
+                    "return x.transpose(0, 1), or do not return it"
+                )
 
     def prepare(self, model: nn.Module, devices: Devices) -> None:
         uses_torch(self.backend, devices)  # raises ConfigError where it does not know the devices

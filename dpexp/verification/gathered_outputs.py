@@ -1,6 +1,7 @@
 """Gathered outputs: those of all replicas and ranks, as a single device has them.
 
 (rows, ...)   the rows of all, joined; an output without rows, which is the same on each, once
+(n, rows, …)  the same in the dimension in which they add up, as of the hidden state of an RNN
 scalar        replicas and ranks have one each: the sum, weighted as the losses of shards are
 """
 
@@ -53,11 +54,31 @@ def gathered_outputs(
 
 
 def _joined(of_ranks: list[torch.Tensor], expected: torch.Tensor | None) -> torch.Tensor:
-    """The rows of all ranks; of an output that has none, as a learned bias, that of the rank furthest off."""
+    """The rows of all ranks; of an output that has none, as a learned bias, that of the rank furthest off.
+
+    Raises ConfigError for shapes that do not fit.
+    """
     if expected is not None and all(each.shape == expected.shape for each in of_ranks):
         return max(of_ranks, key=lambda each: distance(each, expected))
     # a single device that computes chunk by chunk may have a scalar for each
-    return torch.cat([each if each.dim() else each.unsqueeze(0) for each in of_ranks])
+    found = [each if each.dim() else each.unsqueeze(0) for each in of_ranks]
+    try:
+        return torch.cat(found, dim=_dimension_of_rows(found, expected))
+    except RuntimeError as error:
+        shapes = ", ".join(str(tuple(each.shape)) for each in found)
+        raise ConfigError(
+            f"the outputs of the ranks have the shapes {shapes}, and cannot be joined. Sequences that a rank "
+            "pads to its longest one need the length of the batch: pad_packed_sequence(..., total_length=...)"
+        ) from error
+
+
+def _dimension_of_rows(of_ranks: list[torch.Tensor], expected: torch.Tensor | None) -> int:
+    """The first dimension in which the sizes of all ranks add up to that of a single device; else 0."""
+    sizes = zip(*(each.shape for each in of_ranks), strict=False)
+    wanted = () if expected is None else expected.shape
+    return next(
+        (dim for dim, (of_dim, size) in enumerate(zip(sizes, wanted, strict=False)) if sum(of_dim) == size), 0
+    )
 
 
 def _sum(weighted: list[tuple[torch.Tensor, float]]) -> torch.Tensor:

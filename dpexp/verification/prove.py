@@ -10,10 +10,9 @@ from typing import Any
 import torch
 from torch import distributed, nn
 
-from dpexp import tensors
 from dpexp.config.errors import ConfigError, plural
-from dpexp.data.batch import Batch
 from dpexp.data.objective import Objective
+from dpexp.data.user_batch import as_batch, forward_signature
 from dpexp.devices import HOST
 from dpexp.distributed.group import ProcessGroup
 from dpexp.distributed.world import as_mesh
@@ -53,7 +52,10 @@ def prove(
     ConfigError for a layout or batches that cannot be compared. Every rank must call it.
     """
     check_not_scripted(model)
-    global_batches = [_batch(inputs, targets) for inputs, targets in batches]
+    objective, forward = Objective(model, loss=loss, reduction=reduction), forward_signature(model)
+    global_batches = [
+        as_batch((inputs, targets), forward, "prove", not objective.is_given) for inputs, targets in batches
+    ]
     if not global_batches:
         raise ConfigError("prove: there are no batches")
     used = tuple(devices) if mesh is None else (_device(mesh),)
@@ -67,7 +69,6 @@ def prove(
 
         for batch in global_batches:
             batch.check_rows(group.dp_size * max(1, len(used)))
-        objective = Objective(model, loss=loss, reduction=reduction)
         make = OwnOptimizer(optimizer or partial(torch.optim.SGD, lr=0.01), accumulate)
         result = Proof(model, laid_out, global_batches, objective, make, group).result()
     if result.passed is None:
@@ -75,14 +76,6 @@ def prove(
     if not result.passed:
         raise VerificationError.of("the layout", result.tolerance, result.cause, "; ".join(result.notes))
     return result
-
-
-def _batch(inputs: Any, targets: Any) -> Batch:
-    inputs = inputs if isinstance(inputs, tuple) else (inputs,)
-    first = next((each for each in tensors.walk((inputs, targets)) if each.dim()), None)
-    if first is None:
-        raise ConfigError("prove: a batch has no tensor with rows in dimension 0")
-    return Batch(inputs, targets, first.size(0), first.size(0))
 
 
 def _device(mesh: Any) -> torch.device:

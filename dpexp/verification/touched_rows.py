@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 from dpexp import tensors
+from dpexp.copies import copied_module
 from dpexp.data.batch import Batch
 from dpexp.strategies.modules import EmbeddingTable, hooked_parameters
 from dpexp.training.preserve import preserved
@@ -90,7 +91,7 @@ def with_touched_rows(model: nn.Module, batches: Sequence[Batch]) -> tuple[nn.Mo
     for name, ids in chosen.items():
         memo[id(tables[name])] = _reduced(tables[name], ids)
         memo[id(tables[name].weight)] = memo[id(tables[name])].weight
-    reduced = copy.deepcopy(model, memo)
+    reduced = copied_module(model, memo)
     again = _outputs(
         reduced, batches, state
     )  # fewer where the model uses a table in another way than by lookups

@@ -40,7 +40,6 @@ def watch(
     """
     from torch import nn
 
-    from dpexp.config.errors import describe
     from dpexp.watch.layout import layout_of
     from dpexp.watch.recording import Recording
     from dpexp.watch.replay import Replay
@@ -66,9 +65,6 @@ def watch(
     if not (weight is None or weight is False or weight == "sum" or callable(weight)):
         raise ValueError(f"weight is {weight!r}: it must be a function, 'sum' or False")
     stated = {"clip_norm": clip_norm, "weight": weight, "steps": steps, "raises": raises}
-    try:
-        replay = Replay(model)
-    except Exception as error:  # of a user's module, which copy.deepcopy calls
-        raise ValueError(f"the model cannot be copied: {describe(error)}") from error
+    replay = Replay(model)
     recording = Recording.begin(model, name, stated) if track else Recording()
     return WatchedLoop(model, Options(loss, clip_norm, weight), steps, raises, recording, replay)

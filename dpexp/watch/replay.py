@@ -16,6 +16,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dpexp import devices, tensors
+from dpexp.copies import copied_module
 from dpexp.strategies.modules import joined, named_parameters, parts
 from dpexp.verification.alone import alone
 from dpexp.verification.compare import Limits
@@ -64,7 +65,7 @@ class Replay:
     """A single device. ``low`` is the type in which FSDP2's MixedPrecisionPolicy computes, if any."""
 
     def __init__(self, model: nn.Module) -> None:
-        self._model = copy.deepcopy(model)
+        self._model = copied_module(model)
         self._shapes = {name: each.shape for name, each in self.parameters.items()}
         self.low: torch.dtype | None = None
 
@@ -149,7 +150,7 @@ class Replay:
         if all(each.device.type == "cpu" for each in self.parameters.values()):
             return self
         other = copy.copy(self)
-        other._model = copy.deepcopy(self._model).cpu()
+        other._model = copied_module(self._model).cpu()
         return other
 
     @contextmanager

@@ -7,7 +7,6 @@ user's ``weight`` says it, or the rows of all calls are joined to one batch.
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ import torch
 from torch import nn
 
 from dpexp import devices, tensors
+from dpexp.copies import copied_module
 from dpexp.verification.alone import alone
 from dpexp.watch.averages import Rule, count, rules
 from dpexp.watch.calls import Call
@@ -143,7 +143,7 @@ class Weighing:
                     return replay.scalar(devices.move(inputs, devices.HOST))
 
             return inside
-        on_host = copy.deepcopy(loss).cpu() if isinstance(loss, nn.Module) else loss
+        on_host = copied_module(loss).cpu() if isinstance(loss, nn.Module) else loss
 
         def value(inputs: Any) -> float:
             args, kwargs = devices.move(inputs, devices.HOST)
@@ -184,7 +184,7 @@ class Weighing:
             raise NotComparableError(
                 f"{error} among the loss's arguments of the calls: state weight="
             ) from error
-        function = copy.deepcopy(self._loss) if isinstance(self._loss, nn.Module) else self._loss
+        function = copied_module(self._loss) if isinstance(self._loss, nn.Module) else self._loss
         with alone(), calls[0].autocast.entered():  # a module may keep something from call to call
             loss = function(*args, **kwargs)
         if not isinstance(loss, torch.Tensor) or loss.dim():

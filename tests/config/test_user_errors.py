@@ -98,7 +98,7 @@ CASES = [
     bad("whole --model $user:Frozen", "has 4 parameters, all of them frozen", "--eval"),
     bad("single --model $user:wrapped", "the model in nn.DataParallel chooses its own devices"),
     bad("fsdp --model $user:SparseTable", "those of table are sparse: make them with sparse=False"),
-    bad("whole --model $user:Locked", "the model cannot be copied (TypeError: cannot pickle", "--no-check"),
+    bad("whole --model $user:Locked", "Locked cannot be copied", "'lock' of the model holds a lock"),
     bad("hybrid --compile --virtual 2", "the dense part is replicated; give one device"),
     done("whole --model $user:Locked --no-check --virtual 2", "--no-check"),
     done("whole --model $user:Lazy --virtual 2", "first"),

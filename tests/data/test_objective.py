@@ -155,3 +155,80 @@ def test_the_loss_of_the_user_stays_as_it_was() -> None:
     with torch.autocast("cpu", torch.bfloat16):  # which casts by itself
         assert objective.loss(torch.zeros(2, 3).bfloat16(), targets).dtype is torch.float32
     assert loss.weight is WEIGHT
+
+
+# --- the loss inside of outputs ---------------------------------------------------------------------------
+
+LOGITS = torch.randn(4, 3)
+LOSS, METRIC = torch.tensor(2.0, requires_grad=True), torch.tensor(1.0)
+
+
+@pytest.mark.parametrize(
+    ("outputs", "place"),
+    [
+        ((LOSS, LOGITS), 0),
+        ((LOGITS, LOSS), 1),
+        ([LOGITS, METRIC, LOSS], 2),
+        ((LOGITS, None, LOSS), 2),
+        ((LOGITS, METRIC), 1),
+    ],
+)
+def test_the_scalar_of_a_tuple_is_the_loss_wherever_it_stands(outputs: Any, place: int) -> None:
+    objective = Objective()
+    assert objective.on_one_device(outputs, None) is outputs[place]
+    assert objective.note == (f"the loss is outputs[{place}] of the forward" if place else "")
+    shards = [torch.stack([each, each + 2]) if each is outputs[place] else each for each in outputs]
+    assert objective.loss(shards, torch.zeros(4)) == outputs[place] + 1, "the mean over two replicas"
+
+
+def test_one_of_two_scalars_with_a_gradient_is_not_guessed() -> None:
+    for outputs in ((LOSS, 2 * LOSS, LOGITS), (LOGITS, LOSS, 2 * LOSS)):
+        with pytest.raises(
+            ConfigError, match=r"scalars outputs\[.\], outputs\[.\], and one is the loss: name it"
+        ):
+            Objective().on_one_device(outputs, None)
+    assert Objective().on_one_device({"loss": LOSS, "aux": 2 * LOSS}, None) is LOSS
+
+
+class Gpt(nn.Module):
+    """As nanoGPT: logits of the last step, or with targets those of all and the loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(30, 8), nn.Linear(8, 30, bias=False)
+        self.head.weight = self.table.weight
+
+    def forward(self, idx: torch.Tensor, targets: Any = None) -> Any:
+        x = torch.tanh(self.table(idx))
+        if targets is None:
+            return self.head(x[:, [-1]]), None
+        logits = self.head(x)
+        return logits, functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+def ids() -> Any:
+    return [(torch.randint(30, (8, 6)), torch.randint(30, (8, 6))) for _ in range(2)]
+
+
+@pytest.mark.parametrize(("strategy", "options"), [("single", {}), ("whole", {"virtual": 2})])
+def test_a_forward_that_takes_the_targets_returns_the_loss_in_a_run_and_a_proof(
+    strategy: str, options: dict[str, Any]
+) -> None:
+    short: Any = {"steps": 1, "warmup": 0, "phase_steps": 0, "track": False, "quiet": True} | options
+    found = dpexp.run(strategy, model=Gpt(), data=ids(), **short)
+    assert found.verification["passed"]
+    assert "the loss is outputs[1] of the forward" in found.verification["note"]
+    assert dpexp.prove(Gpt(), lambda model, devices: model, ids()).passed
+
+
+def test_beside_a_named_loss_a_forward_gets_the_targets_of_dicts_only() -> None:
+    def loss(outputs: Any, targets: torch.Tensor) -> torch.Tensor:
+        return functional.cross_entropy(outputs[0].flatten(0, 1), targets.flatten())
+
+    options: Any = {"model": Gpt(), "loss": loss, "steps": 1, "track": False, "quiet": True}
+    with pytest.raises(
+        ConfigError, match=r"outputs \(8, 1, 30\) .*forward takes the target, too; beside a loss"
+    ):
+        dpexp.run("single", data=ids(), **options)
+    named = [{"idx": idx, "targets": targets} for idx, targets in ids()]
+    assert dpexp.run("single", data=named, warmup=0, phase_steps=0, **options).verification["passed"]

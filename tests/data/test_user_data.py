@@ -1,7 +1,9 @@
 """User data: every form gives the same global batches in every process, as the user wrote them."""
 
 import inspect
+from collections import UserDict, namedtuple
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ import pytest
 import torch
 from invariants import broken
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_sequence, pad_packed_sequence
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -292,3 +295,143 @@ def test_tensors_that_are_not_rows_are_left_whole_or_refused(scale: Any, is_spli
         return
     with pytest.raises(ConfigError, match=r"a batch of 4 rows into 2 parts, and inputs\[1\] has shape"):
         run("whole", virtual=2)
+
+
+# --- a structured input is one input --------------------------------------------------------------------
+
+
+@dataclass
+class Both:
+    """Two tensors as one input."""
+
+    a: Tensor
+    b: Tensor
+
+
+Named = namedtuple("Named", "a b")
+
+
+class Encoding(UserDict[str, Any]):
+    """As the BatchEncoding of Transformers: not a dict."""
+
+
+class Sums(nn.Linear):
+    """``how`` says what of its one input is summed to rows."""
+
+    def __init__(self, how: Any) -> None:
+        super().__init__(5, 2)
+        self.how = how
+
+    def forward(self, x: Any) -> Any:
+        return super().forward(self.how(x))
+
+
+def packed() -> Any:
+    return pack_sequence([torch.randn(1 + row % 3, 5) for row in range(4)], enforce_sorted=False)
+
+
+def images() -> Any:
+    return [torch.randn(3, 2 + row, 5) for row in range(4)]
+
+
+def sum_of_images(values: Any) -> Tensor:
+    return torch.stack([each.sum((0, 1)) for each in values])
+
+
+ONE_INPUT: dict[str, tuple[Any, Any, str]] = {
+    "packed": (packed, lambda x: pad_packed_sequence(x)[0].sum(0), "is a PackedSequence"),
+    "images": (images, sum_of_images, "is a list of 4, one Tensor for each row"),
+    "tuple of images": (lambda: tuple(images()), sum_of_images, "is a tuple of 4, one Tensor for each row"),
+    "equal images": (
+        lambda: [torch.randn(3, 2, 5) for _ in range(4)],
+        sum_of_images,
+        "is a list of 4, one Tensor for each row",
+    ),
+    "dataclass": (
+        lambda: Both(A.clone(), B),
+        lambda x: x.a + x.b,
+        "is of type Both, and every replica gets it with all 4 rows",
+    ),
+    "mapping": (
+        lambda: Encoding(a=A.clone(), b=B),
+        lambda x: x["a"] + x["b"],
+        "is of type Encoding, and every replica gets it with all 4 rows",
+    ),
+}
+"""What makes the input, what the model does with it, and why replicas refuse it."""
+
+
+@pytest.mark.parametrize("form", ONE_INPUT)
+@pytest.mark.parametrize("is_loader", [True, False])
+def test_a_structured_input_is_one_input_and_replicas_refuse_it_by_type(form: str, is_loader: bool) -> None:
+    make, how, words = ONE_INPUT[form]
+    batches = [(make(), torch.randn(4, 2)) for _ in range(2)]
+    data: Any = (lambda: iter(batches)) if is_loader else batches
+    options = {"model": Sums(how), "data": data, "loss": nn.functional.mse_loss, "steps": 2, **SHORT}
+    found = dpexp.run("single", devices="cpu", **options)
+    assert found.verification["passed"]
+    assert found.steps["samples"] == [4, 4]
+    assert dpexp.prove(Sums(how), lambda model, devices: model, batches, nn.functional.mse_loss).passed
+    with pytest.raises(ConfigError, match=rf"inputs\[0\] {words}"):
+        dpexp.run("whole", virtual=2, **options)
+
+
+def test_targets_with_an_entry_for_each_row_make_a_list_one_input() -> None:
+    """As in detection; batches of one and of two images, too."""
+    for rows in (1, 2, 4):
+        values = tuple(
+            zip(*[(torch.zeros(3, 2, 5), {"boxes": torch.zeros(1, 4)}) for _ in range(rows)], strict=True)
+        )
+        batch = as_batch(values, inspect.signature(lambda images, targets=None: None))
+        assert (len(batch.inputs), batch.rows) == (1, rows)
+        assert batch.inputs[0] is values[0]
+
+
+def test_the_forward_decides_whether_a_namedtuple_is_one_input() -> None:
+    for forward, inputs in ((lambda x: None, 1), (lambda x, y: None, 2), (lambda *x: None, 2)):
+        assert len(as_batch((Named(A, B), Y), inspect.signature(forward)).inputs) == inputs
+    assert as_batch((Named(A, B), Y)).inputs == (A, B)
+
+
+def test_lists_of_arguments_and_of_targets_are_split_as_before() -> None:
+    def forward(x: Any, tables: Any = None) -> None:
+        """The signature of a model's."""
+
+    batch = as_batch(((A, [B, B]), (Y, Y)), inspect.signature(forward))
+    assert (len(batch.inputs), batch.rows, batch.whole()) == (2, 4, {})
+    assert not batch.has_structure
+
+
+def test_a_list_of_numbers_with_one_for_each_row_is_not_split() -> None:
+    """DataParallel gives all of it to every replica."""
+    batch = as_batch(((A, [1, 2, 3, 4]), Y))
+    assert batch.whole() == {"inputs[1]": "is a list of 4, one int for each row"}
+    assert as_batch(((A, [1, 2, 3]), Y)).whole() == {}
+    of_strings = as_batch((A, ["a", "b", "c", "d"]))
+    of_strings.check_rows(2, splits_targets=False)
+    with pytest.raises(ConfigError, match="targets is a list of 4, one str for each row"):
+        of_strings.check_rows(2)
+
+
+def test_a_hidden_state_beside_rows_is_refused_with_what_to_do() -> None:
+    batch = as_batch(((A, torch.zeros(2, 4, 6)), Y))
+    with pytest.raises(ConfigError, match=r"inputs\[1\] has shape \(2, 4, 6\).* give x\.transpose\(0, 1\)"):
+        batch.check_rows(2)
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        ((A[:0], Y[:0]), "is empty: its tensors have no rows"),
+        ([(A[:0], Y[:0])], "a batch has no rows"),
+        (
+            DataLoader(ROWS, 30, drop_last=True),
+            "gives 0 batches in epoch 0: .*; drop_last drops a smaller one",
+        ),
+        ([], "gives 0 batches in epoch 0"),
+    ],
+)
+def test_data_without_rows_is_refused_before_the_run(data: Any, words: str) -> None:
+    for options in ({"data": data}, {"data": [(A, Y)], "validation": data}):
+        with pytest.raises(ConfigError, match=words):
+            dpexp.run("single", model=nn.Linear(5, 2), steps=1, **options, **SHORT)

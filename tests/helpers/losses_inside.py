@@ -39,7 +39,7 @@ class Tagger(nn.Module):
     def forward(self, ids: Tensor, labels: Tensor) -> Any:
         logits = self.head(self.embedding(ids).cumsum(1))
         loss = functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction=self.reduction)
-        made = {"output": Output(loss, logits), "loss": loss, "tuple": (loss, logits)}
+        made = {"output": Output(loss, logits), "loss": loss, "tuple": (loss, logits), "last": (logits, loss)}
         return made.get(self.returns, logits)
 
 

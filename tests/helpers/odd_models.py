@@ -132,3 +132,18 @@ class Listed(Two):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.head(self.first(x) @ self.middle[0] + self.middle[1])  # type: ignore[no-any-return]
+
+
+class Recurrent(Two):
+    """Returns the hidden state of an RNN, too, which has the rows in dimension 1."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn = nn.GRU(5, 5, num_layers=2, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        outputs, hidden = self.rnn(x[:, None])
+        return super().forward(outputs[:, -1]), hidden
+
+    def loss(self, outputs: Any, targets: torch.Tensor) -> torch.Tensor:
+        return nn.functional.mse_loss(outputs[0], targets) + outputs[1].square().mean()

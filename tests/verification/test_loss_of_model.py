@@ -110,8 +110,11 @@ def test_a_method_of_the_model_is_that_of_each_copy(layout: Any, is_given: bool)
     assert result.error("gradients") < 1e-12
 
 
-def test_a_loss_may_read_what_the_forward_has_stored() -> None:
+def test_a_loss_may_read_what_the_forward_has_stored_but_not_in_replicas() -> None:
     assert proof_result(Stored(), as_it_is).passed
+    with pytest.raises(AttributeError) as raised:
+        proof_result(Stored(), replicas)
+    assert any("replicas lose what a forward stores" in note for note in raised.value.__notes__)
 
 
 @pytest.mark.parametrize("model", ["Weighted", "Stored", "Stored:p=0.5"])

@@ -24,6 +24,7 @@ CASES = {
     "Tagger": "tokens",
     "Tagger:returns=loss": "tokens",
     "Tagger:returns=tuple": "tokens",
+    "Tagger:returns=last": "tokens",
     "Tagger:reduction=sum": "sum",
     "Tagger:returns=logits": "",
     "Shifted": "",

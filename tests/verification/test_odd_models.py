@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from in_ranks import in_ranks
+from in_ranks import in_ranks, records
 from planted import Planted, on_host
 
 from dpexp.config.errors import ConfigError
@@ -76,3 +76,13 @@ def test_fsdp_takes_a_list_of_parameters_and_says_why_it_takes_no_gradient_insid
 def test_fsdp_refuses_to_gather_a_list_of_parameters_by_itself() -> None:
     with pytest.raises(ConfigError, match=r"--block middle: .* and a ParameterList is not"):
         prepare(RunConfig("fsdp", model="odd_models:Listed", devices="cpu", options={"block": ("middle",)}))
+
+
+def test_an_output_with_the_rows_in_dimension_one_is_right_in_ranks_and_refused_in_replicas() -> None:
+    options = {"model": "odd_models:Recurrent", "batch_size": 6, "steps": 1, "phase_steps": 0}
+    (found,) = records(2, options | {"strategy": "ddp"})
+    assert found.verification["passed"], found.verification["cause"]
+    with pytest.raises(
+        ConfigError, match=r"outputs\[1\] has shape \(2, 6, 5\), with the 6 rows in dimension 1"
+    ):
+        prepare(RunConfig.from_dict(options | {"strategy": "whole", "virtual": 2}))

@@ -93,7 +93,7 @@ def test_a_model_that_is_on_a_gpu_is_verified_as_well() -> None:
         (
             data_parallel,
             [(torch.zeros(3, 10), torch.zeros(2, 20))],
-            r"3 rows into 2 parts, and targets has shape \(2, 20\)",
+            r"2 rows into 2 parts, and inputs\[0\] has shape \(3, 10\)",
         ),
         (layouts.renamed, None, "lacks parameters of the model: block1"),
         (layouts.returns_nothing, None, "returned NoneType, not a torch"),

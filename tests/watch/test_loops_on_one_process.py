@@ -1,6 +1,7 @@
 """Loops of one process that are right, wrong for a named cause, or not comparable."""
 
 import copy
+import threading
 from contextlib import suppress
 from functools import partial
 from types import SimpleNamespace
@@ -583,8 +584,8 @@ def test_gradients_that_are_not_numbers_are_warned_of() -> None:
 
 def test_a_model_that_cannot_be_copied_is_refused() -> None:
     model = MLP()
-    model.cache = torch.ones(2, requires_grad=True) * 2
-    with pytest.raises(ValueError, match="cannot be copied"):
+    model.lock = threading.Lock()
+    with pytest.raises(ValueError, match="attribute 'lock' of the model holds a lock"):
         watch(model, mse)
 
 
