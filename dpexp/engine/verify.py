@@ -29,7 +29,7 @@ from dpexp.training.trainer import Trainer
 from dpexp.verification.mode import Mode
 from dpexp.verification.own_steps import FIRST, OwnSteps, Pairs
 from dpexp.verification.proof import Proof
-from dpexp.verification.result import Result, VerificationError
+from dpexp.verification.result import Result
 from dpexp.verification.touched_rows import UnknownIdError, large_tables, with_touched_rows
 
 UNVERIFIED = "--no-check runs it unverified"
@@ -63,7 +63,7 @@ class Verification:
         self._journal.set(verification=row(result))
         if result.cause:
             note = "; ".join([*result.notes, UNVERIFIED])
-            raise VerificationError.of(self._prepared.strategy.name, result.tolerance, result.cause, note)
+            raise result.error_of(self._prepared.strategy.name, note)
         self._own = self._own_steps(result.mode_in_training)
 
     def first(self, trainer: Trainer, batches: Iterable[Batch]) -> None:
@@ -110,7 +110,7 @@ class Verification:
         if result.cause:
             cause = f"{where}, in {self._type}: {result.cause}"
             self._journal.set({"verification.passed": False, "verification.cause": cause})
-            raise VerificationError.of(self._prepared.strategy.name, result.tolerance, cause, UNVERIFIED)
+            raise result.error_of(self._prepared.strategy.name, UNVERIFIED, cause)
 
 
 def verify(prepared: Prepared) -> Result:

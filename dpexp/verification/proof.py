@@ -254,10 +254,11 @@ class Proof:
     def _result(
         self, failure: Failure | None, steps: int, training: int, compared: Mode | None, notes: Sequence[str]
     ) -> Result:
-        take, cause = self._take, ""
+        take, cause, module = self._take, "", ""
         if failure is not None:
-            located = failure.text or Locator(take, failure, self.model).message()
-            cause = f"in training mode, {located}" if training else located
+            located = Locator(take, failure, self.model).find()
+            cause = f"in training mode, {located.text}" if training else located.text
+            module = located.module or ""
         worst, trains = take.judge.of_all_ranks(), self.optimizer is not None
         if trains and not cause and steps + training and not self._trained:
             self._note(
@@ -287,6 +288,7 @@ class Proof:
             [*dict.fromkeys([*self._notes, *notes, *take.notes])],
             failure.worst if failure is not None else None,
             cause,
+            module,
             training,
             compared,
             self._unreached() if trains else (),

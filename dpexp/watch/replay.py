@@ -16,13 +16,13 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dpexp import devices, tensors
+from dpexp.config.errors import NotComparableError
 from dpexp.strategies.modules import joined, named_parameters, parts
 from dpexp.verification.alone import alone
 from dpexp.verification.compare import Limits
 from dpexp.verification.own_steps import base_tolerance
 from dpexp.verification.rounding import OtherwiseRounded
 from dpexp.watch.calls import Call, RandomState
-from dpexp.watch.findings import NotComparableError
 
 Gradients = dict[str, torch.Tensor]
 

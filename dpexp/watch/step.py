@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from dpexp import tensors
+from dpexp.config.errors import NotComparableError
 from dpexp.strategies.modules import named_parameters
 from dpexp.verification.compare import Difference, Limits, noise_of, parts_of
 from dpexp.verification.judge import Judge
@@ -20,7 +21,7 @@ from dpexp.watch import update
 from dpexp.watch.averages import ROWS, count
 from dpexp.watch.calls import Call, full
 from dpexp.watch.explain import Case, explain, mean_of_means, sampled
-from dpexp.watch.findings import Finding, FoundError, NotComparableError
+from dpexp.watch.findings import Finding, FoundError
 from dpexp.watch.ranks import Ranks
 from dpexp.watch.replay import HAS_STATE, Gradients, Narrowest, Replay
 from dpexp.watch.weights import Weighed, Weighing, are_alike, observed, scalar_place

@@ -17,10 +17,10 @@ import torch
 from torch import nn
 
 from dpexp import devices, tensors
+from dpexp.config.errors import NotComparableError
 from dpexp.verification.alone import alone
 from dpexp.watch.averages import Rule, count, rules
 from dpexp.watch.calls import Call
-from dpexp.watch.findings import NotComparableError
 from dpexp.watch.ranks import Ranks
 from dpexp.watch.replay import Replay
 

@@ -15,7 +15,7 @@ from dpexp.data.halves import no_mean_over_rows
 from dpexp.verification.alone import alone
 from dpexp.verification.compare import Tensors, distance
 from dpexp.verification.diagnosis import patterns
-from dpexp.verification.diagnosis.agreement import Agreement
+from dpexp.verification.diagnosis.agreement import Agreement, Found
 from dpexp.verification.diagnosis.gradients import FirstGradient
 from dpexp.verification.diagnosis.modules import FirstModule
 from dpexp.verification.failure import Failure
@@ -26,28 +26,34 @@ OF_OPTIMIZER = ("parameters", "updates", "optimizer")
 
 
 class Locator:
-    """Every rank must make one and call ``message``; all get the same text."""
+    """Every rank must make one and call ``find``; all get the same."""
 
     def __init__(self, sides: Take, failure: Failure, model: nn.Module) -> None:
         self.sides, self.failure, self.model = sides, failure, model
         self.group, self.limits = sides.group, sides.judge.limits
         self._ranks = Agreement(sides.group)
 
-    def message(self) -> str:
+    def find(self) -> Found:
         """One message: what differs in which step, the first module, the first parameter, and the pattern.
 
         An error while the difference is located is a part of the message.
         """
         failed, start = self.failure.worst, self._difference()
+        if self.failure.text:
+            return Found(self.failure.text, _owner(failed.tensor))
         if failed.kind in ("buffers", *OF_OPTIMIZER):
-            return ": ".join(filter(None, (start, self._ranks.text_of("the reason", self._of_tensor))))
-        module = FirstModule(self.sides, self.failure, self._ranks)
-        gradient = FirstGradient(self.sides, self.failure, self._ranks)
-        of_module = self._ranks.text_of("the first module", module.text)
-        of_gradient = [self._ranks.text_of("the first gradient", gradient.text), gradient.pattern]
-        located = [of_module, *of_gradient] if module.is_sure else [*of_gradient, of_module]
-        located += [self.failure.hint or self._ranks.text_of("the loss", self._of_loss)]
-        return "; ".join(filter(None, (start, *located)))
+            reason = self._ranks.found("the reason", lambda: Found(self._of_tensor()))
+            return Found(": ".join(filter(None, (start, reason.text))), _owner(failed.tensor))
+        module = self._ranks.found(
+            "the first module", FirstModule(self.sides, self.failure, self._ranks).find
+        )
+        gradient = self._ranks.found(
+            "the first gradient", FirstGradient(self.sides, self.failure, self._ranks).find
+        )
+        located = [module, gradient] if module.is_sure else [gradient, module]
+        hint = self.failure.hint or self._ranks.found("the loss", lambda: Found(self._of_loss())).text
+        text = "; ".join(filter(None, (start, *(each.text for each in located), hint)))
+        return Found(text, next((each.module for each in located if each.module is not None), ""))
 
     def _difference(self) -> str:
         """What differs in which step."""
@@ -110,6 +116,11 @@ class Locator:
             f"on each rank its own part has been updated by {numbers} times what a single device does: the "
             "optimizer computes with a number of its own shard (a norm, a mean), not of all"
         )
+
+
+def _owner(tensor: str) -> str:
+    """The module that has a parameter or a buffer, of which the optimizer may keep ``parameter: key``."""
+    return tensor.partition(": ")[0].rpartition(".")[0]
 
 
 def _update_factor(
