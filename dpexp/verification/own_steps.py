@@ -122,7 +122,7 @@ class OwnSteps:
         take, located = self._take, Found()
         if failure is not None:
             located = Locator(take, failure, self._copy).find()
-        notes = [self.note] if self.note else take.uncompared()
+        notes = [self.note] if self.note else [*take.uncompared(), *take.notes]
         failed = failure.worst if failure is not None else None
         steps = 0 if self.note else take.compared
         worst = take.judge.of_all_ranks()

@@ -10,7 +10,9 @@ It knows nothing of a run's config: a model, a function that lays it out, batche
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, TypeAlias
@@ -150,6 +152,11 @@ class Proof:
         elif failure is None:
             self._set_mode(together)
             failure, compared = self._in_mode(), together if together.in_chunks else None
+            if failure is not None and failure.worst.kind == "outputs" and math.isfinite(failure.worst.error):
+                with suppress(Exception):  # of any kind: what has failed is known
+                    if self._are_correlated(self._batches[0]):  # by generators that dpexp does not seed
+                        self._hint_at_seeds(failure)
+                self._set_mode(together)
         notes, steps = self._take.uncompared(), self._take.compared
         if failure is None and self._modes.training and self.optimizer is not None:
             failure, compared = self._in_training()
@@ -228,9 +235,12 @@ class Proof:
             return self._not_in_training("it may draw other random numbers than a single device", errors)
         (self._take.steps, _), failure, self._take.judge.errors = furthest  # type: ignore[misc]
         if is_correlated:
-            who = "ranks" if self.group.size > 1 else "replicas"
-            failure.hint = f"the {who} draw the same random numbers: seed the generator of each differently"
+            self._hint_at_seeds(failure)
         return failure, None
+
+    def _hint_at_seeds(self, failure: Failure) -> None:
+        who = "ranks" if self.group.size > 1 else "replicas"
+        failure.hint = f"the {who} draw the same random numbers: seed the generator of each differently"
 
     def _not_in_training(self, why: str, errors: dict[str, Difference]) -> tuple[None, None]:
         self._take.restart()
@@ -240,14 +250,17 @@ class Proof:
 
     def _are_correlated(self, batch: Batch) -> bool:
         """Whether rows of the layout get the same random numbers as others, and do not on a single device."""
-        self._set_mode(self._modes.training[0])
+        if self._modes.training:
+            self._set_mode(self._modes.training[0])
         alike = batch.chosen([0] * batch.rows)
         part = self.objective.weighted(alike.part(self.group.rows), self.group)
         seed_globals(self.group.dp_rank)
         expected, _ = self._single.step(State.of(self._take.layout, self._take.objective), alike)
+        if 2 * _distinct(expected) <= batch.rows:
+            return False
         found = computed(self._take.layout, part)
         found.outputs = gathered_outputs(found, expected, part, self.objective, self.group)
-        return 2 * _distinct(expected) > batch.rows and _distinct(found) < CORRELATED * _distinct(expected)
+        return _distinct(found) < CORRELATED * _distinct(expected)
 
     # --- the result ---
 

@@ -69,6 +69,11 @@ CLIPS = (0.5, 2.0)
 """Multiples of the norm of the gradients to clip by: with one of them they are scaled, with the other not."""
 NOT_COMPARABLE = "not comparable"
 """How the note begins that names steps in which rounding would hide an error."""
+SEEDED_ALIKE = (
+    "the ranks draw the same random numbers, so that each drops the same of its rows: "
+    "seed each rank differently"
+)
+"""The note about ranks whose generators have the same state after a step in which they drew."""
 
 _T = TypeVar("_T")
 
@@ -166,6 +171,7 @@ class Take:
 
         Rounding is measured with the threads of what is expected: their number can change bits.
         """
+        self._look_at_seeds()
         with kept_globals(), intra_op_threads(self._threads):
             self._combine(found, self._expected, part)
             buffers = self._completed(self.layout.buffers())
@@ -177,6 +183,13 @@ class Take:
         if self.clips:
             self._clip(found)
         return None
+
+    def _look_at_seeds(self) -> None:
+        if not self._drew or self.group.dp_size == 1:
+            return
+        states = self.group.all_gather(torch.get_rng_state().numpy().tobytes())
+        if len(set(self.group.one_of_each_dp_rank(states))) == 1:
+            self.notes[SEEDED_ALIKE] = None
 
     def updated(self) -> Failure | None:
         """The optimizer's work on the layout's gradients, beside the single device's on the same."""

@@ -80,6 +80,24 @@ class Writing(nn.Module):
         return self.fc(vectors)
 
 
+class Dropping(nn.Module):
+    """Draws a mask of its hidden numbers, with a ``seed`` from a generator of its own."""
+
+    def __init__(self, seed: int | None = None) -> None:
+        super().__init__()
+        self.fc, self.head = nn.Linear(6, 16), nn.Linear(16, 4)
+        self.seed, self.rng = seed, None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.fc(x)
+        if self.seed is not None and self.rng is None:
+            self.rng = torch.Generator().manual_seed(self.seed)
+        if self.training:
+            hidden = hidden * (torch.rand(hidden.shape, generator=self.rng) > 0.5)
+        outputs: torch.Tensor = self.head(hidden)
+        return outputs
+
+
 def of_first(outputs: Any, targets: torch.Tensor) -> torch.Tensor:
     return nn.functional.mse_loss(outputs[0], targets)
 
@@ -134,6 +152,11 @@ class FirstOnly(NoSync):
 
 
 def plain(model: nn.Module, mesh: Any) -> nn.Module:
+    return DistributedDataParallel(model)
+
+
+def seeded_alike(model: nn.Module, mesh: Any) -> nn.Module:
+    torch.manual_seed(0)
     return DistributedDataParallel(model)
 
 
@@ -210,6 +233,7 @@ RUNS: dict[str, tuple[dict[str, Any], str]] = {
     "mixed": ({"layout": f"{HERE}:mixed"}, ""),
     "cast": ({"layout": f"{HERE}:cast", "dtype": "bfloat16"}, ""),
     "warmed": ({"layout": f"{HERE}:warmed"}, ""),
+    "drops": ({"strategy": "ddp", "model": f"{HERE}:Dropping"}, ""),
     "dry": ({"layout": f"{HERE}:dry"}, ""),
     "reentrant checkpoints": (
         {"strategy": "ddp", "data": "random", "model": f"{HELPERS / 'odd_models.py'}:Checkpointed"},
@@ -227,12 +251,20 @@ RUNS: dict[str, tuple[dict[str, Any], str]] = {
         WRITING | {"strategy": "ddp", "model": f"{HERE}:Writing:hook=clamp"},
         "a hook on a parameter is not linear",
     ),
+    "generators seeded alike": (
+        {"strategy": "ddp", "model": f"{HERE}:Dropping:seed=3"},
+        "the ranks draw the same random numbers: seed the generator of each differently",
+    ),
 }
 """Options, and the cause."""
 NOTED: dict[str, tuple[dict[str, Any], str]] = {
     "written by shards": (
         WRITING | {"strategy": "fsdp", "block": ["fc"]},
         "each shard writes to mean, table.weight from its own rows: not compared",
+    ),
+    "seeded alike by the layout": (
+        {"model": f"{HERE}:Dropping", "layout": f"{HERE}:seeded_alike"},
+        "each drops the same of its rows: seed each rank differently",
     ),
     "of a group": (
         {"strategy": "ddp", "model": f"{HERE}:OfGroup"},
@@ -270,8 +302,15 @@ def test_a_run_is_verified_in_all_its_parts_or_says_what_is_wrong(name: str) -> 
 @pytest.mark.parametrize("name", NOTED)
 def test_what_a_run_does_not_compare_is_named(name: str) -> None:
     found = result(name)
-    assert (found["error"], found["verification"]["checked"]) == ("", name == "written by shards")
+    assert (found["error"], found["verification"]["checked"]) == ("", name != "of a group")
     assert NOTED[name][1] in found["verification"]["note"]
+
+
+def test_dpexp_seeds_each_rank_differently() -> None:
+    found = result("drops")
+    assert found["error"] == ""
+    assert found["verification"]["first_steps"]["passed"]
+    assert "the same random numbers" not in found["verification"]["note"]
 
 
 # --- proofs ---------------------------------------------------------------------------------------------
