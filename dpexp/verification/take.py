@@ -63,6 +63,8 @@ from dpexp.verification.single_device import Buffers, SingleDevice
 from dpexp.verification.state import State
 from dpexp.verification.window import Window
 
+OF_OPTIMIZER = ("parameters", "updates", "optimizer")
+"""The kinds of tensors that the optimizer has made."""
 ROUNDED = 2
 """Last bits by which a number of a parameter may differ after each addition to it."""
 CLIPS = (0.5, 2.0)
@@ -97,6 +99,8 @@ class Take:
     rows: dict[int, int] = field(default_factory=dict)
     notes: dict[str, None] = field(default_factory=dict)
     steps: int = 0
+    type_of_update: torch.dtype | None = None
+    """The shortest type in which the optimizer computes, once its rounding was measured."""
     by_shards: set[str] = field(default_factory=set)
     """Buffers and parameters to which the forward of each shard writes another number."""
 
@@ -465,8 +469,13 @@ class Take:
 
         found = kinds(mine)
 
+        def updated(single: SingleDevice, draw: int) -> dict[str, dict[str, Any]]:
+            after = single.update(state, gradients, draw)
+            self.type_of_update = single.narrowest
+            return after
+
         def measured(draw: int) -> tuple[Kinds, Noise]:
-            after = self._again(lambda one: one.update(state, gradients, draw), draw)
+            after = self._again(lambda one: updated(one, draw), draw)
             return found, largest([noise_of(kinds(after))])
 
         return self.judge.failed(self.steps, found, measured, DRAWS)
@@ -487,12 +496,22 @@ class Take:
         steps = [f"step {step} ({plural(self.rows[step], 'row')})" for step in sorted(self.judge.hidden)]
         first = self.judge.hidden[min(self.judge.hidden)]
         what = f"{first.kind} ({first.tensor})" if first.tensor else first.kind
+        why = "shards with more rows are better conditioned"
+        if first.kind in OF_OPTIMIZER and (short := self.short_optimizer()):
+            why = f"{short}: take another one to compare the layout"
         return [
             *written,
             f"{NOT_COMPARABLE}: {listed(steps)}, where rounding alone may change {what} by over "
-            f"{HIDES:.0%}, which would hide an error of this size: shards with more rows are better "
-            "conditioned",
+            f"{HIDES:.0%}, which would hide an error of this size: {why}",
         ]
+
+    def short_optimizer(self) -> str:
+        """That the optimizer computes in a shorter type than the parameters have, in words; else empty."""
+        kind, usual = self.type_of_update, self.single.dtype
+        if kind is None or torch.finfo(kind).eps <= torch.finfo(usual).eps:
+            return ""
+        name = str(kind).removeprefix("torch.")
+        return f"the optimizer ({self.layout.optimizers}) computes in {name} inside"
 
     # --- after a failure ---
 

@@ -180,7 +180,7 @@ class Step:
             failed = self._judge("updates", changes(after), expected, updated, narrowest.limits)
             if failed is not None:
                 what = f"of '{failed.tensor}' differs by {failed.error:.1e}"
-                cause = "an equal optimizer makes another update of the same gradients"
+                cause = f"an equal {type(optimizer).__name__} makes another update of the same gradients"
                 self._raise("update", what, cause, failed)
         self._check_state(optimizer, held)
         self._check_alike(after, "after")

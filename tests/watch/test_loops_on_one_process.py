@@ -244,7 +244,7 @@ def optimizer_state_cast_to_bfloat16() -> Any:
     return train(run, model, optimizer)
 
 
-@wrong("an equal optimizer makes another update of the same gradients")
+@wrong("makes another update of the same gradients")
 def weights_changed_by_a_hook_of_the_step() -> Any:
     run, optimizer = watch(model := MLP(), mse), sgd(model)
     optimizer.register_step_post_hook(lambda *_: model.fc1.weight.data.mul_(0.99))

@@ -137,6 +137,9 @@ class FirstGradient:
             if scale is not None:
                 count = known if known > 1 else self.group.size
                 return patterns.of_factor(scale, count, "rank" if self.group.size > 1 else "shard"), False
+        found, expected = self._vectors(wrong[:1], self.found, self.expected)
+        if (text := patterns.of_type(found)) and not patterns.of_type(expected):
+            return text, False
         if self.sides.single.mode.in_chunks:  # which shards of shards may not fill
             return "", False
         counts = (known,) if known > 1 else UNKNOWN
