@@ -54,6 +54,10 @@ PLANTED: dict[str, tuple[Callable[[nn.Module], Placed], list[str]]] = {
         wrapped("", lambda module, inputs: module(inputs[:-2])),
         ["outputs differ by inf", OUTPUT + "module 'first': it has 28 rows instead of 30: rows are dropped"],
     ),
+    "called twice": (
+        wrapped("", lambda module, inputs: (module(inputs), 2 * module(inputs))[1]),
+        ["outputs differ", OUTPUT + "the wrapper around the model itself", "it is 2 times"],
+    ),
     "not finite": (wrapped("", lambda module, inputs: module(inputs) / 0), ["outputs differ by inf"]),
     "mean of means of unknown shards": (
         wrapped("second", weighted(mean_of_means, 3)),
