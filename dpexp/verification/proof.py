@@ -152,11 +152,6 @@ class Proof:
         elif failure is None:
             self._set_mode(together)
             failure, compared = self._in_mode(), together if together.in_chunks else None
-            if failure is not None and failure.worst.kind == "outputs" and math.isfinite(failure.worst.error):
-                with suppress(Exception):  # of any kind: what has failed is known
-                    if self._are_correlated(self._batches[0]):  # by generators that dpexp does not seed
-                        self._hint_at_seeds(failure)
-                self._set_mode(together)
         notes, steps = self._take.uncompared(), self._take.compared
         if failure is None and self._modes.training and self.optimizer is not None:
             failure, compared = self._in_training()
@@ -235,12 +230,20 @@ class Proof:
             return self._not_in_training("it may draw other random numbers than a single device", errors)
         (self._take.steps, _), failure, self._take.judge.errors = furthest  # type: ignore[misc]
         if is_correlated:
-            self._hint_at_seeds(failure)
+            failure.hint = self._alike
         return failure, None
 
-    def _hint_at_seeds(self, failure: Failure) -> None:
+    @property
+    def _alike(self) -> str:
         who = "ranks" if self.group.size > 1 else "replicas"
-        failure.hint = f"the {who} draw the same random numbers: seed the generator of each differently"
+        return f"the {who} draw the same random numbers: seed the generator of each differently"
+
+    def _of_seeds(self, failure: Failure) -> str:
+        """A hint at generators of the model itself, which are seeded alike."""
+        if failure.worst.kind == "outputs" and math.isfinite(failure.worst.error):
+            with suppress(Exception):  # of any kind: what has failed is known
+                return f"; {self._alike}" if self._are_correlated(self._batches[0]) else ""
+        return ""
 
     def _not_in_training(self, why: str, errors: dict[str, Difference]) -> tuple[None, None]:
         self._take.restart()
@@ -270,8 +273,10 @@ class Proof:
         take, cause, module = self._take, "", ""
         if failure is not None:
             located = Locator(take, failure, self.model).find()
-            cause = f"in training mode, {located.text}" if training else located.text
             module = located.module or ""
+            cause = f"in training mode, {located.text}"
+            if not training:
+                cause = located.text + self._of_seeds(failure)
         worst, trains = take.judge.of_all_ranks(), self.optimizer is not None
         if trains and not cause and steps + training and not self._trained:
             self._note(

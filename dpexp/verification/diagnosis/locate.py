@@ -67,8 +67,8 @@ class Locator:
         verb = "differs" if failed.kind == "loss" else "differ"
         when = "after " if failed.kind in OF_OPTIMIZER else ""
         mode = ", in eval mode" if self.failure.in_eval_mode else ""
-        shown = "" if when else f" ({plural(rows, 'row')}{mode})"
-        return f"{when}step {failed.step}{shown}: {name} {verb} by {failed.error:.1e}"
+        size = "" if when else f" ({plural(rows, 'row')}{mode})"
+        return f"{when}step {failed.step}{size}: {name} {verb} by {failed.error:.1e}"
 
     # --- what only some kinds show ---
 
