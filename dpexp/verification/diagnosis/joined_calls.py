@@ -1,6 +1,7 @@
 """Joined calls: the outputs of one module call in all replicas and ranks, as a single device has them."""
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -43,32 +44,13 @@ def joined_call(
     calls: int,
     wanted: Outputs,
 ) -> list[torch.Tensor] | None:
-    """The outputs of a call, of all replicas and ranks together; None where they cannot be joined.
-
-    Where a single device makes one call, several may be those of micro-batches, or the same one made again.
-    """
-    if calls > 1:
-        return _joined(by_rank, ranks_by_dp_rank, key, call, calls, wanted, lambda made: made)
-    ways = (_micro_batches, lambda made: made[:1])
-    found = [_joined(by_rank, ranks_by_dp_rank, key, call, calls, wanted, way) for way in ways]
-    shapes = [each.shape for each in wanted]
-    complete = (each for each in found if each is not None and [tensor.shape for tensor in each] == shapes)
-    return next(complete, found[0])
-
-
-def _joined(
-    by_rank: Sequence[Calls],
-    ranks_by_dp_rank: Sequence[Sequence[int]],
-    key: Key,
-    call: int,
-    calls: int,
-    wanted: Outputs,
-    way: Callable[[list[list[torch.Tensor]]], list[list[torch.Tensor]]],
-) -> list[torch.Tensor] | None:
-    """The same, of the calls that ``way`` makes of those of each replica."""
+    """The outputs of a call, of all replicas and ranks together; None where they cannot be joined."""
     parts: list[list[Outputs]] = []  # of the rows; of each the outputs of its ranks
     for ranks in ranks_by_dp_rank:
-        made = [way(each) for rank in ranks for _, each in sorted(by_rank[rank].get(key, {}).items())]
+        made = [each for rank in ranks for _, each in sorted(by_rank[rank].get(key, {}).items())]
+        if calls == 1:
+            rows = math.ceil(_rows(wanted[0]) / len(ranks_by_dp_rank)) if wanted else 0
+            made = [_one_call(each, rows) for each in made]
         if any(len(each) != calls or len(each[call]) != len(wanted) for each in made):
             return None
         if 0 < len(made) < len(ranks) and made[0][call][0].shape != wanted[0].shape:
@@ -83,11 +65,16 @@ def _joined(
     return complete if complete and len(complete) == len(wanted) else None
 
 
-def _micro_batches(calls: list[list[torch.Tensor]]) -> list[list[torch.Tensor]]:
-    """The outputs of a call for each micro-batch as those of one call, where they have the same layout."""
+def _one_call(calls: list[list[torch.Tensor]], rows: int) -> list[list[torch.Tensor]]:
+    """The outputs of a call for each micro-batch as those of one call, where they have the same layout.
+
+    Where the first has all rows of a rank, it was made again.
+    """
     shapes = {tuple(tensor.shape[1:] for tensor in outputs) for outputs in calls}
     if len(calls) < 2 or len(shapes) > 1 or any(not tensor.dim() for outputs in calls for tensor in outputs):
         return calls
+    if calls[0] and _rows(calls[0][0]) == rows:
+        return calls[:1]
     return [[torch.cat(micro_batches) for micro_batches in zip(*calls, strict=True)]]
 
 
