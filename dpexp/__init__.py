@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
+from dpexp.config.errors import ConfigError, NotComparableError, VerificationError
 from dpexp.config.run_config import RunConfig
 from dpexp.record.record import Record
 from dpexp.run import run
@@ -21,7 +22,18 @@ if TYPE_CHECKING:
     from dpexp.strategies.registry import STRATEGIES
     from dpexp.verification.prove import prove
 
-__all__ = ["MODELS", "STRATEGIES", "Record", "RunConfig", "prove", "run", "watch"]
+__all__ = [
+    "MODELS",
+    "STRATEGIES",
+    "ConfigError",
+    "NotComparableError",
+    "Record",
+    "RunConfig",
+    "VerificationError",
+    "prove",
+    "run",
+    "watch",
+]
 
 __version__ = "0.3.0"
 

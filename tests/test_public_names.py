@@ -4,7 +4,18 @@ from pathlib import Path
 
 import dpexp
 
-PUBLIC = ["MODELS", "Record", "RunConfig", "STRATEGIES", "prove", "run", "watch"]
+PUBLIC = [
+    "ConfigError",
+    "MODELS",
+    "NotComparableError",
+    "Record",
+    "RunConfig",
+    "STRATEGIES",
+    "VerificationError",
+    "prove",
+    "run",
+    "watch",
+]
 
 
 def test_dir_lists_the_public_names_and_only_them() -> None:

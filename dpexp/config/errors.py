@@ -1,9 +1,11 @@
-"""User errors: ConfigError for bad input, exceptions in user code in one line, and the words of a message."""
+"""Errors that users catch, exceptions in user code in one line, and the words of a message."""
+
+from __future__ import annotations
 
 import difflib
 import reprlib
 import traceback
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,6 +18,44 @@ _MAX_NAME = 100
 
 class ConfigError(ValueError):
     """Bad input. The message names what is wrong, where, what was found and what to do. Exit code 2."""
+
+
+class VerificationError(RuntimeError):
+    """A layout or a training loop does not compute what a single device computes.
+
+    ``kind`` says which tensors differ: outputs, loss, gradients, buffers, parameters, updates or optimizer.
+    ``step`` counts from 1, and is 0 for a model that is wrong as placed. ``tensor`` is the parameter, buffer
+    or output that differs most, and ``module`` the module in which the difference begins; each is empty for
+    the model itself, and where it is not known. ``error`` is relative, and more than ``limit``; both are None
+    where the difference has no size. ``cause`` is what a Record has as ``verification.cause``.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        kind: str = "",
+        step: int = 0,
+        tensor: str = "",
+        module: str = "",
+        error: float | None = None,
+        limit: float | None = None,
+        cause: str = "",
+    ) -> None:
+        super().__init__(message)
+        self.kind, self.step, self.tensor, self.module = kind, step, tensor, module
+        self.error, self.limit, self.cause = error, limit, cause
+
+    @classmethod
+    def of_record(cls, message: str, verification: Mapping[str, Any]) -> VerificationError:
+        """The error of a run whose Record has this verification."""
+        entries = [verification.get("last_step"), verification.get("first_steps"), verification]
+        failed = next(each for each in entries if each and each["passed"] is False)
+        return cls(message, **failed["worst"], cause=verification["cause"])
+
+
+class NotComparableError(RuntimeError):
+    """Nothing could be compared with a single device: the message says why, and what to do."""
 
 
 class Terminated(BaseException):

@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from dpexp.config.errors import Terminated
+from dpexp.config.errors import Terminated, VerificationError
 from dpexp.config.process import cores, end_with_parent, python_path
 from dpexp.distributed.world import RUN_ID
 from dpexp.record.files import write_atomically
@@ -116,6 +116,8 @@ def error_of(record: Record | None, fault: BaseException | None) -> BaseExceptio
     if isinstance(fault, KeyboardInterrupt | Terminated) or getattr(fault, "is_cause", False):
         return fault
     if record is not None and record.error:
+        if record.error["type"] == VerificationError.__name__:
+            return VerificationError.of_record(record.error["message"], record.verification)
         return RanksError(record.error["message"])
     return fault or RanksError("the ranks ended without a Record")
 

@@ -36,7 +36,8 @@ def execute(
         verification = Verification(prepared, journal, progress)
         verification.before()
         timer = Timer(prepared.selection.used)
-        placed = prepared.strategy.place(prepared.model, prepared.selection.used, timer)
+        with prepared.seeded_ranks():
+            placed = prepared.strategy.place(prepared.model, prepared.selection.used, timer)
         observations = Observations(prepared, placed)
         journal.set(devices=observations.device_facts(), device_map=observations.device_map())
         progress.begin("observe")

@@ -29,7 +29,8 @@ from dpexp.training.trainer import Trainer
 from dpexp.verification.mode import Mode
 from dpexp.verification.own_steps import FIRST, OwnSteps, Pairs
 from dpexp.verification.proof import Proof
-from dpexp.verification.result import Result, VerificationError
+from dpexp.verification.result import Result
+from dpexp.verification.take import SEEDED_ALIKE
 from dpexp.verification.touched_rows import UnknownIdError, large_tables, with_touched_rows
 
 UNVERIFIED = "--no-check runs it unverified"
@@ -46,7 +47,7 @@ class Verification:
     def __init__(self, prepared: Prepared, journal: Journal, progress: ProgressBar) -> None:
         self._prepared, self._journal, self._progress = prepared, journal, progress
         self._own: OwnSteps | None = None
-        self._entry, self._notes = "first_steps", list[str]()
+        self._entry, self._notes, self._note = "first_steps", list[str](), ""
         self._first = min(FIRST, prepared.schedule.warmup)
         self._last = (1 + FIRST - self._first) * prepared.accumulate
         dtype = str(prepared.dtype).removeprefix("torch.")
@@ -60,10 +61,12 @@ class Verification:
             return
         self._progress.begin("verify")
         result = verify(self._prepared)
-        self._journal.set(verification=row(result))
+        found = row(result)
+        self._note = found["note"]
+        self._journal.set(verification=found)
         if result.cause:
             note = "; ".join([*result.notes, UNVERIFIED])
-            raise VerificationError.of(self._prepared.strategy.name, result.tolerance, result.cause, note)
+            raise result.error_of(self._prepared.strategy.name, note)
         self._own = self._own_steps(result.mode_in_training)
 
     def first(self, trainer: Trainer, batches: Iterable[Batch]) -> None:
@@ -107,10 +110,13 @@ class Verification:
     def _record(self, where: str, result: Result) -> None:
         result = replace(result, notes=[*result.notes, *self._notes])
         self._journal.set({f"verification.{self._entry}": result.row()})
+        if SEEDED_ALIKE in result.notes and SEEDED_ALIKE not in self._note:
+            self._note = "; ".join(filter(None, [SEEDED_ALIKE, self._note]))
+            self._journal.set({"verification.note": self._note})
         if result.cause:
             cause = f"{where}, in {self._type}: {result.cause}"
             self._journal.set({"verification.passed": False, "verification.cause": cause})
-            raise VerificationError.of(self._prepared.strategy.name, result.tolerance, cause, UNVERIFIED)
+            raise result.error_of(self._prepared.strategy.name, UNVERIFIED, cause)
 
 
 def verify(prepared: Prepared) -> Result:

@@ -31,6 +31,7 @@ from torch.utils._python_dispatch import (
 
 from dpexp.devices import HOST, is_autocast_enabled, label, physical, running_on
 from dpexp.parallel.random_layers import draws_random_numbers
+from dpexp.parallel.replicate import explained_stops
 from dpexp.parallel.scatter_gather import DeviceId, to_device
 from dpexp.tensors import walk
 
@@ -71,7 +72,8 @@ def parallel_apply(
         args = input if isinstance(input, list | tuple) else (input,)
         with running_on(device_of[replica], replica), streams[replica], torch.set_grad_enabled(grad):
             try:
-                outputs[replica] = module(*args, **kwargs)
+                with explained_stops():
+                    outputs[replica] = module(*args, **kwargs)
             except BaseException as error:  # of any kind: it is raised again in the caller's thread
                 errors[replica] = error
 

@@ -17,7 +17,9 @@ A replica's parameters are plain attributes, not leaves of autograd: ``replica.p
 and ``replica.zero_grad()`` warns. Hooks and plain attributes are those of the original.
 """
 
-from collections.abc import Sequence
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import reduce
 from typing import Any, TypeVar
 
@@ -28,6 +30,25 @@ from dpexp.devices import non_blocking_to
 from dpexp.parallel.scatter_gather import DeviceId, to_device
 
 _M = TypeVar("_M", bound=nn.Module)
+
+NO_PARAMETERS = (
+    "a replica has no parameters(), so that next(self.parameters()) finds none: take the device or the type "
+    "from an input, or from a parameter by its name, as self.fc.weight.device"
+)
+
+
+@contextmanager
+def explained_stops() -> Iterator[None]:
+    """A StopIteration where the forward of a replica asks for its parameters says why, and the remedy."""
+    try:
+        yield
+    except StopIteration as error:
+        last_line, text = traceback.extract_tb(error.__traceback__)[-1].line or "", str(error)
+        if (
+            "parameters(" in last_line + text and NO_PARAMETERS not in text
+        ):  # PyTorch has the line in its text
+            error.args = ("\n".join([NO_PARAMETERS, *map(str, error.args)]),)
+        raise
 
 
 def replicate(module: _M, devices: Sequence[DeviceId], detach: bool = False) -> list[_M]:

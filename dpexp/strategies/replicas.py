@@ -27,6 +27,7 @@ from dpexp.config.strategy_options import BlockOptions, DataParallelOptions
 from dpexp.data.batch import Batch
 from dpexp.devices import HOST, accelerators, is_autocast_enabled, is_virtual, label, place, running_on
 from dpexp.parallel.parallel_apply import share_of_threads
+from dpexp.parallel.replicate import explained_stops
 from dpexp.parallel.scatter_gather import check_batch_sizes, is_container
 from dpexp.strategies.base import Devices, Needs, Strategy
 from dpexp.strategies.modules import Wrapper, matching
@@ -148,7 +149,7 @@ class _Timed(Wrapper):
             return super().replicate(*args, **kwargs)  # type: ignore[misc]
 
     def parallel_apply(self, replicas: Sequence[nn.Module], *args: Any, **kwargs: Any) -> Any:
-        with self.timer.phase("parallel_apply"):
+        with self.timer.phase("parallel_apply"), explained_stops():
             calls = labelled(replicas, self.replica_devices, self.timer)
             return super().parallel_apply(calls, *args, **kwargs)  # type: ignore[misc]
 
@@ -297,7 +298,7 @@ class DataParallelCall(Wrapper):
         with phase("scatter"):
             chunks = library.scatter(inputs, devices)
         used = devices[: len(chunks)]
-        with phase("parallel_apply"):
+        with phase("parallel_apply"), explained_stops():
             calls = labelled(replicas[: len(used)], used, self.timer)
             outputs = library.parallel_apply(calls, chunks, devices=used)
         with phase("gather", self.output):

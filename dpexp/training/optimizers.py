@@ -61,6 +61,9 @@ class Optimizers:
         self._shards, self._parameters = placed.shards, named_parameters(placed.module)
         self._first_attributes = [attributes(each) for each in members]
 
+    def __str__(self) -> str:
+        return listed(dict.fromkeys(type(keeper(each)).__name__ for each in self.members))
+
     def step(self) -> bool:
         """The step of every optimizer, if the batch is the last of those that accumulate; whether it is.
 

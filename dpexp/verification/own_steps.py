@@ -17,6 +17,7 @@ from dpexp.training.preserve import is_users
 from dpexp.training.trainer import Trainer
 from dpexp.verification.chunks import Chunks
 from dpexp.verification.compare import Limits
+from dpexp.verification.diagnosis.agreement import Found
 from dpexp.verification.diagnosis.locate import Locator
 from dpexp.verification.failure import Failure, SingleDeviceError
 from dpexp.verification.judge import Judge
@@ -73,7 +74,7 @@ class OwnSteps:
         self._counts = _counts(trainer)
         self._take = Take(layout, single, Judge(limits, trainer.group), self._objective, is_short)
         failure = self._take.check_placed()
-        return self._result(failure, failure.text if failure is not None else "")
+        return self._result(failure)
 
     def first(self, pairs: Pairs) -> Result:
         """The run's step on each of its parts of the global batches."""
@@ -86,7 +87,7 @@ class OwnSteps:
         self._take.restart()
         apart = self._take.check_state()
         if apart is not None:
-            return self._result(apart, apart.text)
+            return self._result(apart)
         self._count_as_layout()
         if self._take.layout.optimizers is None:
             return self.first(pairs)
@@ -111,20 +112,21 @@ class OwnSteps:
                     self.note = f"not compared: a single device does not compute it: {raised.cause}"
                 else:
                     if failure:
-                        locator = Locator(self._take, failure, self._copy)
-                        return self._result(failure, failure.text or locator.message())
+                        return self._result(failure)
                     continue
             self._take.layout.step(part)
         self._take.release()
         return self._result()
 
-    def _result(self, failure: Failure | None = None, cause: str = "") -> Result:
-        take = self._take
-        notes = [self.note] if self.note else take.uncompared()
+    def _result(self, failure: Failure | None = None) -> Result:
+        take, located = self._take, Found()
+        if failure is not None:
+            located = Locator(take, failure, self._copy).find()
+        notes = [self.note] if self.note else [*take.uncompared(), *take.notes]
         failed = failure.worst if failure is not None else None
-        return Result(
-            self._dtype, 0 if self.note else take.compared, take.judge.of_all_ranks(), notes, failed, cause
-        )
+        steps = 0 if self.note else take.compared
+        worst = take.judge.of_all_ranks()
+        return Result(self._dtype, steps, worst, notes, failed, located.text, located.module or "")
 
 
 def _counts(trainer: Trainer) -> dict[str, int | float]:

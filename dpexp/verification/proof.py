@@ -10,7 +10,9 @@ It knows nothing of a run's config: a model, a function that lays it out, batche
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, TypeAlias
@@ -234,9 +236,20 @@ class Proof:
             return self._not_in_training("it may draw other random numbers than a single device", errors)
         (self._take.steps, _), failure, self._take.judge.errors = furthest  # type: ignore[misc]
         if is_correlated:
-            who = "ranks" if self.group.size > 1 else "replicas"
-            failure.hint = f"the {who} draw the same random numbers: seed the generator of each differently"
+            failure.hint = self._alike
         return failure, None
+
+    @property
+    def _alike(self) -> str:
+        who = "ranks" if self.group.size > 1 else "replicas"
+        return f"the {who} draw the same random numbers: seed the generator of each differently"
+
+    def _of_seeds(self, failure: Failure) -> str:
+        """A hint at generators of the model itself, which are seeded alike."""
+        if failure.worst.kind == "outputs" and math.isfinite(failure.worst.error):
+            with suppress(Exception):  # of any kind: what has failed is known
+                return f"; {self._alike}" if self._are_correlated(self._batches[0]) else ""
+        return ""
 
     def _not_in_training(self, why: str, errors: dict[str, Difference]) -> tuple[None, None]:
         self._take.restart()
@@ -247,24 +260,30 @@ class Proof:
 
     def _are_correlated(self, batch: Batch) -> bool:
         """Whether rows of the layout get the same random numbers as others, and do not on a single device."""
-        self._set_mode(self._modes.training[0])
+        if self._modes.training:
+            self._set_mode(self._modes.training[0])
         alike = batch.chosen([0] * batch.rows)
         part = self.objective.weighted(alike.part(self.group.rows), self.group)
         seed_globals(self.group.dp_rank)
         expected, _ = self._single.step(State.of(self._take.layout, self._take.objective), alike)
+        if 2 * _distinct(expected) <= batch.rows:
+            return False
         found = computed(self._take.layout, part)
         found.outputs = gathered_outputs(found, expected, part, self.objective, self.group)
-        return 2 * _distinct(expected) > batch.rows and _distinct(found) < CORRELATED * _distinct(expected)
+        return _distinct(found) < CORRELATED * _distinct(expected)
 
     # --- the result ---
 
     def _result(
         self, failure: Failure | None, steps: int, training: int, compared: Mode | None, notes: Sequence[str]
     ) -> Result:
-        take, cause = self._take, ""
+        take, cause, module = self._take, "", ""
         if failure is not None:
-            located = failure.text or Locator(take, failure, self.model).message()
-            cause = f"in training mode, {located}" if training else located
+            located = Locator(take, failure, self.model).find()
+            module = located.module or ""
+            cause = f"in training mode, {located.text}"
+            if not training:
+                cause = located.text + self._of_seeds(failure)
         worst, trains = take.judge.of_all_ranks(), self.optimizer is not None
         if trains and not cause and steps + training and not self._trained:
             self._note(
@@ -294,6 +313,7 @@ class Proof:
             [*dict.fromkeys([*self._notes, *notes, *take.notes])],
             failure.worst if failure is not None else None,
             cause,
+            module,
             training,
             compared,
             self._unreached() if trains else (),

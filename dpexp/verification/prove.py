@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import distributed, nn
 
-from dpexp.config.errors import ConfigError, plural
+from dpexp.config.errors import ConfigError, NotComparableError, plural
 from dpexp.data.objective import Objective
 from dpexp.data.user_batch import as_batch, forward_signature
 from dpexp.devices import HOST
@@ -22,7 +22,7 @@ from dpexp.timing import Timer
 from dpexp.training.optimizers import OwnOptimizer
 from dpexp.verification.model_copy import check_not_scripted
 from dpexp.verification.proof import Proof
-from dpexp.verification.result import Result, VerificationError
+from dpexp.verification.result import Result
 
 
 def prove(
@@ -48,8 +48,9 @@ def prove(
     without one it is what the forward returns, else a standard one. ``optimizer(parameters)`` makes the
     optimizer; without one it is SGD. It steps after ``accumulate`` batches, with the mean of their gradients.
 
-    Returns the largest differences. Raises VerificationError, with what differs first and how, and
-    ConfigError for a layout or batches that cannot be compared. Every rank must call it.
+    Returns the largest differences. Raises VerificationError, with what differs first and how;
+    NotComparableError where nothing of a model can be compared; ConfigError for a layout or batches that
+    are not of this form. Every rank must call it, and every rank gets the same error.
     """
     check_not_scripted(model)
     objective, forward = Objective(model, loss=loss, reduction=reduction), forward_signature(model)
@@ -72,9 +73,9 @@ def prove(
         make = OwnOptimizer(optimizer or partial(torch.optim.SGD, lr=0.01), accumulate)
         result = Proof(model, laid_out, global_batches, objective, make, group).result()
     if result.passed is None:
-        raise ConfigError(f"prove: nothing could be compared: {'; '.join(result.notes)}")
+        raise NotComparableError(f"prove: nothing could be compared: {'; '.join(result.notes)}")
     if not result.passed:
-        raise VerificationError.of("the layout", result.tolerance, result.cause, "; ".join(result.notes))
+        raise result.error_of("the layout", "; ".join(result.notes))
     return result
 
 

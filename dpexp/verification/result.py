@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from dpexp.config.errors import listed, plural
+from dpexp.config.errors import VerificationError, listed, plural
 from dpexp.verification.compare import Difference
 from dpexp.verification.mode import Mode
 
@@ -28,20 +28,10 @@ KINDS = {
 """The kinds of tensors that are compared, by the name of their error in a Record."""
 
 
-class VerificationError(RuntimeError):
-    """The layout does not compute what a single device computes."""
-
-    @classmethod
-    def of(cls, layout: str, tolerance: float | None, cause: str, note: str = "") -> VerificationError:
-        """The error of a layout that failed for this cause."""
-        limit = f" (allowed {tolerance:g})" if tolerance is not None else ""
-        shown = f" ({note})" if note else ""
-        return cls(f"{layout} does not compute what a single device computes{limit}: {cause}{shown}")
-
-
 @dataclass(frozen=True)
 class Result:
-    """The worst difference of each kind over these steps, what ``failed`` and why, and what is to be noted.
+    """The worst difference of each kind over these steps, what ``failed``, the ``module`` in which it begins
+    and why, and what is to be noted.
 
     Steps in training mode that were compared apart, chunk by chunk, have a ``mode_in_training``. Unreached
     are parameters that never had a gradient. Gaps are what of the model was not compared, in a few words.
@@ -53,6 +43,7 @@ class Result:
     notes: Sequence[str] = ()
     failed: Difference | None = None
     cause: str = ""
+    module: str = ""
     training_steps: int = 0
     mode_in_training: Mode | None = None
     unreached_parameters: Sequence[str] = ()
@@ -104,10 +95,24 @@ class Result:
             "passed": self.passed,
             **{key: self.error(kind) for key, kind in KINDS.items()},
             "tolerance": self.tolerance,
-            "worst": row_of(self.failed or self.largest),
+            "worst": self._worst,
             "note": "; ".join(self.notes),
             "cause": self.cause,
         }
+
+    def error_of(self, layout: str, note: str, cause: str = "") -> VerificationError:
+        """The error of a layout that failed; ``cause`` may say when, as the Record does."""
+        cause, shown = cause or self.cause, f" ({note})" if note else ""
+        text = (
+            f"{layout} does not compute what a single device computes (allowed {self.tolerance:g}): {cause}"
+        )
+        return VerificationError(text + shown, **self._worst or {}, cause=cause)
+
+    @property
+    def _worst(self) -> dict[str, Any] | None:
+        if self.failed is None:
+            return row_of(self.largest)
+        return {**(row_of(self.failed) or {}), "module": self.module}
 
 
 def row_of(worst: Difference | None) -> dict[str, Any] | None:

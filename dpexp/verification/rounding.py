@@ -147,6 +147,12 @@ class OtherwiseRounded(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self._rng, self._places = torch.Generator().manual_seed(draw), random.Random(draw)
         self._factors: dict[tuple[torch.dtype, torch.device], torch.Tensor] = {}
+        self._types = set[torch.dtype]()
+
+    @property
+    def narrowest(self) -> torch.dtype | None:
+        """The shortest type of the tensors that were moved so far; a scalar may count steps in any type."""
+        return max(self._types, key=lambda dtype: torch.finfo(dtype).eps, default=None)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         schema = func._schema
@@ -164,6 +170,8 @@ class OtherwiseRounded(TorchDispatchMode):  # type: ignore[no-untyped-call]
         moved = tensor.clone()  # with the strides, which some operations prescribe, and without gaps
         numbers = torch.view_as_real(moved) if moved.is_complex() else moved
         numbers = numbers.as_strided((numbers.numel(),), (1,))
+        if tensor.dim():
+            self._types.add(numbers.dtype)
         factors = self._factors_of(numbers)
         for part in torch.split(numbers, _FACTORS // 2):
             first = self._places.randrange(_FACTORS - len(part))

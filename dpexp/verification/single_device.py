@@ -68,6 +68,8 @@ class SingleDevice:
         self._gradients: dict[str, torch.Tensor | None] = {}
         self.drew = False
         """Whether the latest step drew random numbers."""
+        self.narrowest: torch.dtype | None = None
+        """The shortest type in which what was computed last, and rounded otherwise, had numbers."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -216,8 +218,10 @@ class SingleDevice:
     @contextmanager
     def _computing(self, draw: int | None) -> Iterator[None]:
         self.drew, self._since = False, random_state()
-        with alone(), nullcontext() if draw is None else OtherwiseRounded(draw):
+        rounded = None if draw is None else OtherwiseRounded(draw)
+        with alone(), rounded or nullcontext():
             yield
+        self.narrowest = rounded.narrowest if rounded is not None else None
         self._look_for_draws()
 
     def _look_for_draws(self) -> None:

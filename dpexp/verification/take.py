@@ -65,6 +65,8 @@ from dpexp.verification.single_device import Buffers, SingleDevice
 from dpexp.verification.state import State
 from dpexp.verification.window import Window
 
+OF_OPTIMIZER = ("parameters", "updates", "optimizer")
+"""The kinds of tensors that the optimizer has made."""
 ROUNDED = 2
 """Last bits by which a number of a parameter may differ after each addition to it."""
 CLIPS = (0.5, 2.0)
@@ -72,6 +74,11 @@ CLIPS = (0.5, 2.0)
 _ONE_OF = {"parameters": "parameter", "buffers": "buffer", "optimizer": "what the optimizer keeps of"}
 NOT_COMPARABLE = "not comparable"
 """How the note begins that names steps in which rounding would hide an error."""
+SEEDED_ALIKE = (
+    "the ranks draw the same random numbers, so that each drops the same of its rows: "
+    "seed each rank differently"
+)
+"""The note about ranks whose generators have the same state after a step in which they drew."""
 
 _T = TypeVar("_T")
 
@@ -95,6 +102,8 @@ class Take:
     rows: dict[int, int] = field(default_factory=dict)
     notes: dict[str, None] = field(default_factory=dict)
     steps: int = 0
+    type_of_update: torch.dtype | None = None
+    """The shortest type in which the optimizer computes, once its rounding was measured."""
     by_shards: set[str] = field(default_factory=set)
     """Buffers and parameters to which the forward of each shard writes another number."""
 
@@ -175,6 +184,7 @@ class Take:
 
         Rounding is measured with the threads of what is expected: their number can change bits.
         """
+        self._look_at_seeds()
         with kept_globals(), intra_op_threads(self._threads):
             self._combine(found, self._expected, part)
             buffers = self._completed(self.layout.buffers())
@@ -187,6 +197,13 @@ class Take:
         if self.clips:
             self._clip(found)
         return None
+
+    def _look_at_seeds(self) -> None:
+        if not self._drew or self.group.dp_size == 1:
+            return
+        states = self.group.all_gather(torch.get_rng_state().numpy().tobytes())
+        if len(set(self.group.one_of_each_dp_rank(states))) == 1:
+            self.notes[SEEDED_ALIKE] = None
 
     def updated(self) -> Failure | None:
         """The optimizer's work on the layout's gradients, beside the single device's on the same."""
@@ -499,8 +516,13 @@ class Take:
             "buffers": parts_of({name: mine["buffers"][name] for name in buffers}, buffers),
         }
 
+        def updated(single: SingleDevice, draw: int) -> dict[str, dict[str, Any]]:
+            after = single.update(state, gradients, draw)
+            self.type_of_update = single.narrowest
+            return after
+
         def measured(draw: int) -> tuple[Kinds, Noise]:
-            after = self._again(lambda one: one.update(state, gradients, draw), draw)
+            after = self._again(lambda one: updated(one, draw), draw)
             return found, largest([noise_of(kinds(after))])
 
         return self.judge.failed(self.steps, found, measured, DRAWS)
@@ -521,12 +543,22 @@ class Take:
         steps = [f"step {step} ({plural(self.rows[step], 'row')})" for step in sorted(self.judge.hidden)]
         first = self.judge.hidden[min(self.judge.hidden)]
         what = f"{first.kind} ({first.tensor})" if first.tensor else first.kind
+        why = "shards with more rows are better conditioned"
+        if first.kind in OF_OPTIMIZER and (short := self.short_optimizer()):
+            why = f"{short}: take another one to compare the layout"
         return [
             *written,
             f"{NOT_COMPARABLE}: {listed(steps)}, where rounding alone may change {what} by over "
-            f"{HIDES:.0%}, which would hide an error of this size: shards with more rows are better "
-            "conditioned",
+            f"{HIDES:.0%}, which would hide an error of this size: {why}",
         ]
+
+    def short_optimizer(self) -> str:
+        """That the optimizer computes in a shorter type than the parameters have, in words; else empty."""
+        kind, usual = self.type_of_update, self.single.dtype
+        if kind is None or torch.finfo(kind).eps <= torch.finfo(usual).eps:
+            return ""
+        name = str(kind).removeprefix("torch.")
+        return f"the optimizer ({self.layout.optimizers}) computes in {name} inside"
 
     # --- after a failure ---
 

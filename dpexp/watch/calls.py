@@ -21,12 +21,11 @@ from torch import nn
 from torch._compile import _disable_dynamo
 
 from dpexp import devices, tensors
-from dpexp.config.errors import describe
+from dpexp.config.errors import NotComparableError, describe
 from dpexp.data.rng import random_state, set_random_state
 from dpexp.record.journal import WATCH_STRATEGY
 from dpexp.strategies.modules import named_buffers, parts
 from dpexp.strategies.placed import full_output
-from dpexp.watch.findings import NotComparableError
 from dpexp.watch.layout import strategy_of
 
 

@@ -15,8 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from dpexp.config.errors import plural
-from dpexp.watch.findings import NotComparableError
+from dpexp.config.errors import NotComparableError, plural
 from dpexp.watch.ranks import Ranks
 
 SAMPLE = 4096

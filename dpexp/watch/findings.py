@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dpexp.config.errors import VerificationError
 from dpexp.verification.compare import Difference
-
-
-class NotComparableError(RuntimeError):
-    """The loop was not compared with a single device: the message says why, and what to do."""
+from dpexp.verification.result import row_of
 
 
 @dataclass(frozen=True)
@@ -23,6 +21,12 @@ class Finding:
 
     def __str__(self) -> str:
         return f"step {self.step}: {self.kind}: {self.what}" + f": {self.cause}" * bool(self.cause)
+
+    def error(self) -> VerificationError:
+        """The error of a loop of which this was found."""
+        where = row_of(self.worst) or {"kind": self.kind, "step": self.step}
+        text = f"the loop does not compute what a single device computes: {self}"
+        return VerificationError(text, **where, cause=str(self))
 
 
 class FoundError(Exception):

@@ -9,10 +9,10 @@ from typing import Any, TypeVar
 import torch
 from torch import distributed
 
-from dpexp.config.errors import describe
+from dpexp.config.errors import NotComparableError, describe
 from dpexp.config.mesh import Mesh
 from dpexp.distributed.group import ProcessGroup
-from dpexp.watch.findings import FoundError, NotComparableError
+from dpexp.watch.findings import FoundError
 
 _T = TypeVar("_T")
 

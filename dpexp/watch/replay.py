@@ -16,6 +16,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dpexp import devices, tensors
+from dpexp.config.errors import NotComparableError
 from dpexp.copies import copied_module
 from dpexp.strategies.modules import joined, named_parameters, parts
 from dpexp.verification.alone import alone
@@ -23,7 +24,6 @@ from dpexp.verification.compare import Limits
 from dpexp.verification.own_steps import base_tolerance
 from dpexp.verification.rounding import OtherwiseRounded
 from dpexp.watch.calls import Call, RandomState
-from dpexp.watch.findings import NotComparableError
 
 Gradients = dict[str, torch.Tensor]
 

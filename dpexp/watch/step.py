@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from dpexp import tensors
+from dpexp.config.errors import NotComparableError
 from dpexp.strategies.modules import named_parameters
 from dpexp.verification.compare import Difference, Limits, noise_of, parts_of
 from dpexp.verification.judge import Judge
@@ -20,7 +21,7 @@ from dpexp.watch import update
 from dpexp.watch.averages import ROWS, count
 from dpexp.watch.calls import Call, full
 from dpexp.watch.explain import Case, explain, mean_of_means, sampled
-from dpexp.watch.findings import Finding, FoundError, NotComparableError
+from dpexp.watch.findings import Finding, FoundError
 from dpexp.watch.ranks import Ranks
 from dpexp.watch.replay import HAS_STATE, Gradients, Narrowest, Replay
 from dpexp.watch.weights import Weighed, Weighing, are_alike, observed, scalar_place
@@ -179,7 +180,7 @@ class Step:
             failed = self._judge("updates", changes(after), expected, updated, narrowest.limits)
             if failed is not None:
                 what = f"of '{failed.tensor}' differs by {failed.error:.1e}"
-                cause = "an equal optimizer makes another update of the same gradients"
+                cause = f"an equal {type(optimizer).__name__} makes another update of the same gradients"
                 self._raise("update", what, cause, failed)
         self._check_state(optimizer, held)
         self._check_alike(after, "after")

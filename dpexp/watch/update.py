@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from dpexp.config.errors import NotComparableError
 from dpexp.watch.calls import full
-from dpexp.watch.findings import NotComparableError
 from dpexp.watch.replay import rounded
 
 State = dict[str, dict[str, Any]]

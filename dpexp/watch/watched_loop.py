@@ -13,14 +13,14 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from dpexp.config.errors import describe, listed, plural
+from dpexp.config.errors import NotComparableError, describe, listed, plural
 from dpexp.strategies.modules import named_parameters
 from dpexp.verification.compare import Difference, Limits
 from dpexp.verification.judge import Judge
-from dpexp.verification.result import KINDS, VerificationError, row_of
+from dpexp.verification.result import KINDS, row_of
 from dpexp.watch.calls import Calls, Hook, ObservedLoss, full
 from dpexp.watch.explain import sampled
-from dpexp.watch.findings import Finding, FoundError, NotComparableError
+from dpexp.watch.findings import Finding, FoundError
 from dpexp.watch.program import shapes
 from dpexp.watch.ranks import Ranks
 from dpexp.watch.recording import Recording
@@ -97,9 +97,7 @@ class WatchedLoop:
         self._end()
         self._remove()
         if self.findings:
-            raise VerificationError(
-                f"the loop does not compute what a single device computes: {self.findings[0]}"
-            )
+            raise self.findings[0].error()
         if not self.steps:
             raise NotComparableError(self.note)
         return self
@@ -309,9 +307,7 @@ class WatchedLoop:
         except Exception as error:  # of a rank that does not come to this step, for one
             self._give_up(describe(error))
         if self.findings and self._raises:
-            raise VerificationError(
-                f"the loop does not compute what a single device computes: {self.findings[0]}"
-            )
+            raise self.findings[0].error()
 
     def _give_up(self, why: str) -> None:
         self.note = f"step {self.steps + 1}: {why}"

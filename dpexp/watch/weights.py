@@ -16,11 +16,11 @@ import torch
 from torch import nn
 
 from dpexp import devices, tensors
+from dpexp.config.errors import NotComparableError
 from dpexp.copies import copied_module
 from dpexp.verification.alone import alone
 from dpexp.watch.averages import Rule, count, rules
 from dpexp.watch.calls import Call
-from dpexp.watch.findings import NotComparableError
 from dpexp.watch.ranks import Ranks
 from dpexp.watch.replay import Replay
 

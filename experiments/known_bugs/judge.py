@@ -5,7 +5,6 @@ python experiments/known_bugs/judge.py nanogpt_30 --again
 """
 
 import json
-import re
 import sys
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -28,16 +27,6 @@ COLUMNS = ("link", "what", "run", "over", "verdict", "by", "module", "named", "e
 LONGEST = 600
 """So much of a message is kept."""
 
-KIND = re.compile(r"step \d+ \(\d+ rows\): (\w+)|after step \d+: (\w+)")
-"""What a message says first: the kind of tensors that differ."""
-NAMED = (
-    r"the first output in forward order that differs is of (?:the wrapper around )?(?:module '([^']*)'|the model)",
-    r"the first gradient in backward order that differs is of parameter '([^']*)\.[^.']*'",
-    r"after step \d+: (?:parameters|optimizer) \(([^)]*)\.[^.)]*\)",
-    r": buffers \(([^)]*)\.[^.)]*\)",
-)
-"""Where a message names a module, the first that it does."""
-
 
 def cases() -> Iterator[harness.Case]:
     """Both sides of every bug of the installed packages."""
@@ -59,7 +48,7 @@ def judge(bug: Bug, is_wrong: bool, home: Path) -> None:
     import torch
     from torch import distributed
 
-    from dpexp.verification.result import VerificationError
+    import dpexp
 
     torch.set_num_threads(1)
     if bug.ranks:
@@ -67,8 +56,8 @@ def judge(bug: Bug, is_wrong: bool, home: Path) -> None:
     try:
         result = watched(bug, is_wrong) if bug.proof is None else proved(bug, is_wrong)
         said = {"verdict": VERIFIED, "message": "", **result}
-    except VerificationError as error:
-        said = {"verdict": FOUND, "message": str(error)}
+    except dpexp.VerificationError as error:
+        said = {"verdict": FOUND, "message": error.cause, "by": error.kind, "named": error.module}
     if not bug.ranks or distributed.get_rank() == 0:
         (home / "said").write_text(json.dumps(said), encoding="utf-8")
 
@@ -101,23 +90,16 @@ def row_of(bug: Bug, home: Path, ended: str) -> Row:
     """The row of one side."""
     written = home / "said"
     said = json.loads(written.read_text()) if written.exists() else {"verdict": "died", "message": ended}
-    kind = KIND.search(said["message"])
     facts = {
         "link": bug.link,
         "what": bug.what,
         "run": bug.run,
         "over": bug.mesh or (f"{bug.ranks} ranks" if bug.ranks else "one process"),
         "module": bug.module,
-        "by": next(filter(None, kind.groups()), "") if kind else "",
-        "named": named_module(said["message"]),
+        "by": "",
+        "named": "",
     }
     return facts | said | {"message": harness.one_line(said["message"], LONGEST)}
-
-
-def named_module(message: str) -> str:
-    """The module that a message names; empty for none, and for the model itself."""
-    found = [match for pattern in NAMED if (match := re.search(pattern, message))]
-    return (min(found, key=lambda match: match.start())[1] or "") if found else ""
 
 
 # --- results.md ----------------------------------------------------------------------------------
@@ -155,8 +137,7 @@ def rendered(rows: Sequence[Row]) -> str:
 
 
 def _of_loop(name: str, wrong: Row, fixed: Row) -> tuple[str, ...]:
-    message = wrong["message"].partition("single device computes: ")[2]
-    said = message.replace("|", "\\|") if wrong["verdict"] == FOUND else f"**{wrong['verdict']}**"
+    said = wrong["message"].replace("|", "\\|") if wrong["verdict"] == FOUND else f"**{wrong['verdict']}**"
     return (*_common(name, wrong), said, _fixed(fixed))
 
 

@@ -16,8 +16,6 @@ SCRIPTS, LONGEST_SCRIPT = HERE / "without_dpexp", 40
 COLUMNS = ("verdict", "dtype", "error", "limit", "where", "cause", "message")
 VERIFIED, WRONG, DEFINITION, NOT_RUN, OPEN = "verified", "wrong", "by definition", "not run", "not judged"
 EXACT = 1e-12
-OWN_ROWS = "each rank writes from its own rows"
-"""What a run's note says where buffers are by definition those of a rank's rows."""
 
 
 @cache
@@ -44,8 +42,6 @@ def of_record(case: str, record: Record) -> Row:
     verification, error = record.verification, record.error or {}
     if record.status == "finished" and verification["passed"]:
         verdict = {"verdict": VERIFIED, "message": ""}
-        if OWN_ROWS in verification["note"]:
-            verdict["cause"] = "Buffers are those of a rank's own rows, by definition."
     else:
         verdict = row(case, error.get("type") == "VerificationError", error.get("message", ""))
     is_compared = verdict["verdict"] in (VERIFIED, WRONG, DEFINITION)

@@ -24,7 +24,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import dpexp
-from dpexp.verification.result import VerificationError
+from dpexp.config.errors import VerificationError
 from experiments.harness import environments, markdown
 
 README = Path(__file__).with_name("README.md")

@@ -5,6 +5,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+from dpexp.config.errors import VerificationError
 from dpexp.config.run_config import RunConfig
 from dpexp.config.strategy_options import RankOptions
 from dpexp.distributed.group import ProcessGroup
@@ -41,14 +42,19 @@ def along_mesh(group: ProcessGroup, config: RunConfig) -> ProcessGroup:
 
 
 def ended(prepared: Prepared) -> dict[str, Any]:
-    """How a run ends, on each of its ranks: its error, with the type, and on the first the verification."""
-    error, group = "", prepared.group
+    """How a run ends, on each of its ranks: its error, with the type, and on the first the verification.
+
+    ``fields`` are those of a VerificationError, and empty for any other end.
+    """
+    error, fields, group = "", dict[str, Any](), prepared.group
     with tempfile.TemporaryDirectory() as folder:
         journal = Journal(Path(folder), "run") if group.is_first else None
         with journal or nullcontext():
             try:
                 execute(prepared, journal or NullJournal(), ProgressBar(hidden=True))
+            except VerificationError as raised:
+                error, fields = str(raised), vars(raised)
             except Exception as raised:  # of any kind: it is the answer
                 error = f"{type(raised).__name__}: {raised}"
         verification = Record.load(journal.folder).verification if journal else {}
-    return {"error": error, "verification": verification}
+    return {"error": error, "fields": fields, "verification": verification}

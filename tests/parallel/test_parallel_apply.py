@@ -10,11 +10,13 @@ import pytest
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._utils import ExceptionWrapper
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from dpexp.devices import current_device, virtual
-from dpexp.parallel import DataParallel, parallel_apply
+from dpexp.parallel import DataParallel, parallel_apply, replicate
+from dpexp.parallel.replicate import explained_stops
 
 
 class Call(nn.Module):
@@ -168,6 +170,37 @@ def test_an_exception_is_raised_with_a_note_of_its_replica_and_device(error: Any
     assert caught.value.args == error().args
     assert caught.value.__notes__ == [f"Caught in replica {last} on device cpu:{last}."]
     assert traceback.extract_tb(caught.value.__traceback__)[-1].name == "forward"
+
+
+class AsksForItsDevice(nn.Linear):
+    """Its forward works on one device."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x.to(next(self.parameters()).device))
+
+
+def test_a_replica_that_asks_for_its_parameters_is_told_that_it_has_none() -> None:
+    replicas = replicate(AsksForItsDevice(3, 2), virtual(2))
+    with pytest.raises(StopIteration, match=r"as self\.fc\.weight\.device") as caught:
+        parallel_apply(replicas, [(torch.ones(4, 3),)] * 2, devices=virtual(2))
+    assert caught.value.__notes__ == ["Caught in replica 0 on device cpu:0."]
+
+
+def test_so_it_is_where_pytorch_raises_the_error_of_a_replica_again() -> None:
+    def raised_again() -> None:
+        try:
+            replicate(AsksForItsDevice(3, 2), virtual(2))[0](torch.ones(4, 3))
+        except StopIteration:
+            ExceptionWrapper(where="in replica 0 on device 0").reraise()
+
+    with pytest.raises(StopIteration, match=r"as self\.fc\.weight\.device"), explained_stops():
+        raised_again()
+
+
+def test_a_stop_of_another_iterator_is_left_alone() -> None:
+    with pytest.raises(StopIteration) as caught:
+        apply(lambda: next(iter(())), 2)
+    assert caught.value.args == ()
 
 
 def test_the_first_of_several_exceptions_is_raised() -> None:

@@ -9,9 +9,11 @@ import torch
 from engine_runs import recorded
 from torch import nn
 
+from dpexp.config.errors import VerificationError
 from dpexp.config.run_config import RunConfig
+from dpexp.distributed.faults import error_row
+from dpexp.distributed.launch import error_of
 from dpexp.record.record import Record
-from dpexp.verification.result import VerificationError
 
 STEPS: dict[str, Any] = {"steps": 6, "warmup": 5, "phase_steps": 0, "threads": 1}
 
@@ -19,7 +21,10 @@ Devices = list[torch.device]
 
 
 def failed(dpexp_home: Path, layout: Callable[..., nn.Module], **options: Any) -> Record:
-    """The Record of a run with this layout, which must end as a failed verification does."""
+    """The Record of a run with this layout, which must end as a failed verification does.
+
+    A launcher makes the same error of the Record of its ranks.
+    """
     config = RunConfig(
         "custom", model="blocks", options={"layout": f"{__file__}:{layout.__name__}"}, **STEPS | options
     )
@@ -27,7 +32,10 @@ def failed(dpexp_home: Path, layout: Callable[..., nn.Module], **options: Any) -
         recorded(dpexp_home, config)
     record = Record.load(dpexp_home / "runs" / "run")
     assert record.verification["passed"] is False
-    assert record.verification["cause"] in str(error.value)
+    assert record.verification["cause"] == error.value.cause
+    record.error = error_row(error.value)
+    of_ranks = error_of(record, None)
+    assert (str(of_ranks), vars(of_ranks)) == (str(error.value), vars(error.value))
     return record
 
 
@@ -118,7 +126,7 @@ def wrong_in_float32(model: Any, devices: Devices) -> nn.Module:
 def test_a_bug_in_the_run_s_type_is_found_in_its_first_step(dpexp_home: Path) -> None:
     record = failed(dpexp_home, wrong_in_float32)
     row = record.verification["first_steps"]
-    assert row["worst"]["kind"] == "outputs"
+    assert (row["worst"]["kind"], row["worst"]["module"]) == ("outputs", "block2")
     assert 1e-4 < row["output_error"] < 1e-2
     assert "in the run's own first steps, in float32: step 1" in record.verification["cause"]
     assert "is of module 'block2': it is 1.001 times" in record.verification["cause"]

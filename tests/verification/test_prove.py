@@ -1,5 +1,6 @@
 """dpexp.prove: somebody's layout beside a single device, in their own process or ranks."""
 
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,10 @@ from printed import write_examples
 from torch import nn
 
 import dpexp
-from dpexp.config.errors import ConfigError
+from dpexp.config.errors import ConfigError, VerificationError
 from dpexp.devices import accelerators
 from dpexp.models.linear import Blocks
 from dpexp.parallel import DataParallel
-from dpexp.verification.result import VerificationError
 
 DEVICES = [torch.device("cpu", 0), torch.device("cpu", 1)]
 
@@ -57,8 +57,20 @@ def test_a_wrong_layout_raises_with_its_first_module() -> None:
         model.block2.__class__ = Halved
         return DataParallel(model, devices)
 
-    with pytest.raises(VerificationError, match="module 'block2'"):
+    with pytest.raises(VerificationError) as caught:
         dpexp.prove(Blocks(10, 20, 20), wrong, batches(), nn.functional.mse_loss, devices=DEVICES)
+    error = caught.value
+    assert (error.kind, error.step, error.tensor, error.module) == ("outputs", 1, "", "block2")
+    assert error.error is not None
+    assert error.error > 0.1 > error.limit == 1e-12
+    assert "it is 0.5 times the single device's" in error.cause
+    assert error.cause in str(error)
+
+
+def test_an_error_keeps_its_fields_in_another_process() -> None:
+    error = VerificationError("it differs", kind="loss", step=2, module="head", error=0.5, limit=1e-12)
+    found = pickle.loads(pickle.dumps(error))
+    assert (type(found), str(found), vars(found)) == (VerificationError, "it differs", vars(error))
 
 
 def test_a_gradient_that_is_missing_is_never_rounding() -> None:
@@ -75,8 +87,9 @@ def test_a_gradient_that_is_missing_is_never_rounding() -> None:
         model.faint.requires_grad_(False)
         return model  # type: ignore[no-any-return]
 
-    with pytest.raises(VerificationError, match=r"faint\.weight"):
+    with pytest.raises(VerificationError) as caught:
         dpexp.prove(Faint(), frozen, batches(), nn.functional.mse_loss, devices=DEVICES)
+    assert (caught.value.tensor, caught.value.module) == ("faint.weight", "faint")
 
 
 @pytest.mark.gpu

@@ -14,8 +14,7 @@ from torch import distributed, nn
 from torch.nn import functional
 
 import dpexp
-from dpexp.verification.result import VerificationError
-from dpexp.watch.findings import NotComparableError
+from dpexp.config.errors import NotComparableError, VerificationError
 
 watch = partial(dpexp.watch, track=False)
 mse = functional.mse_loss
@@ -174,7 +173,7 @@ class Ended:
         try:
             assert run.verdict() is run
         except (VerificationError, NotComparableError) as raised:
-            error, words = type(raised).__name__, str(raised)
+            error, words = type(raised).__name__, getattr(raised, "cause", str(raised))
         return cls(error, words, list(run.warnings), run.steps)
 
 

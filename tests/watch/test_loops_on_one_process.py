@@ -32,8 +32,8 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from dpexp import devices
+from dpexp.config.errors import ConfigError, VerificationError
 from dpexp.parallel.data_parallel import DataParallel
-from dpexp.verification.result import VerificationError
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 claims = Claims()
@@ -245,7 +245,7 @@ def optimizer_state_cast_to_bfloat16() -> Any:
     return train(run, model, optimizer)
 
 
-@wrong("an equal optimizer makes another update of the same gradients")
+@wrong("makes another update of the same gradients")
 def weights_changed_by_a_hook_of_the_step() -> Any:
     run, optimizer = watch(model := MLP(), mse), sgd(model)
     optimizer.register_step_post_hook(lambda *_: model.fc1.weight.data.mul_(0.99))
@@ -552,14 +552,18 @@ def the_root_is_never_called() -> Any:
 def test_a_model_that_is_laid_out_already_is_refused() -> None:
     three = devices.virtual(3)
     devices.place(model := MLP(), three[0])
-    with pytest.raises(ValueError, match="before"):
+    with pytest.raises(ConfigError, match="before"):
         watch(DataParallel(model, three), mse)
 
 
 def test_a_finding_is_raised_inside_the_step_on_request() -> None:
     run = watch(model := MLP(), mse, raises=True)
-    with pytest.raises(VerificationError, match="the loss of each of 4 micro-batches is not divided by 4"):
+    with pytest.raises(VerificationError) as caught:
         train(run, model, sgd(model), micro=4, share=lambda number: 1.0)
+    error = caught.value
+    assert (error.kind, error.step, error.module) == ("gradients", 1, "")
+    assert "the loss of each of 4 micro-batches is not divided by 4" in error.cause
+    assert error.error == pytest.approx(3)
     assert not run.steps
     run.close()
 
@@ -573,8 +577,10 @@ def test_further_steps_are_watched_again_and_find_a_late_bug() -> None:
     assert run.steps == 4
     run.again()
     train(run, model, optimizer, micro=2, steps=3, share=lambda number: 1.0)
-    with pytest.raises(VerificationError, match="not divided by 2"):
+    with pytest.raises(VerificationError) as caught:
         run.verdict()
+    assert caught.value.step == 5
+    assert "not divided by 2" in caught.value.cause
 
 
 def test_gradients_that_are_not_numbers_are_warned_of() -> None:
@@ -585,7 +591,7 @@ def test_gradients_that_are_not_numbers_are_warned_of() -> None:
 def test_a_model_that_cannot_be_copied_is_refused() -> None:
     model = MLP()
     model.lock = threading.Lock()
-    with pytest.raises(ValueError, match="attribute 'lock' of the model holds a lock"):
+    with pytest.raises(ConfigError, match="attribute 'lock' of the model holds a lock"):
         watch(model, mse)
 
 

@@ -42,8 +42,8 @@ from torch.distributed.tensor.parallel import (
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
+from dpexp.config.errors import VerificationError
 from dpexp.distributed.group import ProcessGroup
-from dpexp.verification.result import VerificationError
 
 claims = Claims()
 right, wrong, not_comparable = claims.right, claims.wrong, claims.not_comparable
@@ -469,18 +469,18 @@ def a_loss_over_shards_of_the_vocabulary() -> Any:
 # --- ranks together ---
 
 
-def raised_on_both_ranks(_: ProcessGroup) -> str:
+def raised_on_both_ranks(_: ProcessGroup) -> dict[str, Any]:
     run = watch(model := seeded(), mse, raises=True)
     try:
         train(run, DistributedDataParallel(model), sgd(model), micro=4, share=lambda number: 1.0)
     except VerificationError as error:
-        return str(error)
-    return ""
+        return vars(error)
+    return {}
 
 
 def test_a_finding_is_raised_inside_the_step_of_every_rank() -> None:
     first, second = in_ranks(2, __file__, "raised_on_both_ranks")["raised_on_both_ranks"]
-    assert "not divided by 4" in first
+    assert "not divided by 4" in first["cause"]
     assert first == second
 
 

@@ -1,6 +1,7 @@
 """Agreement: what ranks gather while they diagnose. None waits for one that raises; all get its error."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TypeVar
 
 from dpexp.config.errors import describe
@@ -11,6 +12,18 @@ _T = TypeVar("_T")
 
 class LocateError(Exception):
     """A rank has raised."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """Where a difference begins, in words, and in which module, if it is known; empty is the model itself.
+
+    ``is_sure`` unless the module around it is right.
+    """
+
+    text: str = ""
+    module: str | None = None
+    is_sure: bool = True
 
 
 class Agreement:
@@ -33,11 +46,11 @@ class Agreement:
         return [each for found, _ in by_rank for each in found]
 
     @staticmethod
-    def text_of(what: str, part: Callable[[], str]) -> str:
+    def found(what: str, part: Callable[[], Found]) -> Found:
         """What the part returns, or which error has ended it: the difference that it explains is known."""
         try:
             return part()
         except LocateError as error:
-            return f"{what}: not located, {error}"
+            return Found(f"{what}: not located, {error}")
         except Exception as error:  # of any kind: on every rank, since all have gathered the same
-            return f"{what}: not located, {describe(error)}"
+            return Found(f"{what}: not located, {describe(error)}")

@@ -16,7 +16,7 @@ from dpexp.config.errors import listed
 from dpexp.strategies.modules import parts
 from dpexp.verification.compare import Difference, Tensors, magnitude, parts_of, worst
 from dpexp.verification.diagnosis import patterns
-from dpexp.verification.diagnosis.agreement import Agreement
+from dpexp.verification.diagnosis.agreement import Agreement, Found
 from dpexp.verification.failure import Failure
 from dpexp.verification.take import Take
 
@@ -30,17 +30,17 @@ _Shape: TypeAlias = tuple[str, bool]
 
 
 class FirstGradient:
-    """Every rank must make one and call ``text``, which also finds the ``pattern``."""
+    """Every rank must make one and call ``find``."""
 
     def __init__(self, sides: Take, failure: Failure, ranks: Agreement) -> None:
         self.sides, self.failure, self.group, self.limits = sides, failure, sides.group, sides.judge.limits
         self.found, self.expected = failure.found.gradients, failure.expected.gradients
-        self._ranks, self.pattern = ranks, ""
+        self._ranks = ranks
 
-    def text(self) -> str:
-        """The first parameter in backward order whose gradient differs."""
+    def find(self) -> Found:
+        """The first parameter in backward order whose gradient differs, and what that looks like."""
         if not self.expected:
-            return ""
+            return Found()
         apart: dict[str, Difference] = {}
         for of_rank in self._ranks.all_gather(self._judged):
             apart |= {name: worst([each, apart.get(name, each)]) for name, each in of_rank.items()}
@@ -49,12 +49,12 @@ class FirstGradient:
         order = dict.fromkeys([*self.failure.expected.order, *sorted(wrong)])
         names = [name for name in order if wrong.get(name, -1) >= least]
         if not names:
-            return ""
+            return Found()
         first = wrong[names[0]]
         error = f" (by {first:.1e})" if math.isfinite(first) else ""
-        if self.failure.worst.kind in ("gradients", "loss"):
-            self.pattern = self._pattern(names)
-        return f"the first gradient in backward order that differs is of parameter '{names[0]}'{error}"
+        text = f"the first gradient in backward order that differs is of parameter '{names[0]}'{error}"
+        pattern = self._pattern(names) if self.failure.worst.kind in ("gradients", "loss") else ""
+        return Found("; ".join(filter(None, (text, pattern))), names[0].rpartition(".")[0])
 
     def _judged(self) -> dict[str, Difference]:
         """The error of each gradient of this rank."""
@@ -69,9 +69,17 @@ class FirstGradient:
         if self._is_part(names[0]):
             return "each rank has a part of it: the sum over the ranks that share rows is missing"
         texts = [text for text, _ in shapes]
+        if not any(texts) and self._has_mean(names[0]):
+            return f"the ranks have different gradients, whose mean is right: {self._unsynchronized(names)}"
         if len(set(texts)) == 1:
             return texts[0]
         return "; ".join(f"on rank {rank} {text}" for rank, text in enumerate(texts) if text)
+
+    def _unsynchronized(self, names: Sequence[str]) -> str:
+        optimizers = self.sides.layout.optimizers
+        if optimizers is not None and optimizers.accumulate > 1:
+            return "they are not synchronized in the last batch of the window: is no_sync() left on?"
+        return f"they are not synchronized{self._of_ddp(names)}"
 
     def _of_ddp(self, wrong: Sequence[str]) -> str:
         """Why DistributedDataParallel, where it is in the layout, has not summed these gradients."""
@@ -94,16 +102,23 @@ class FirstGradient:
 
     def _is_part(self, name: str) -> bool:
         """Whether the gradients of ranks that compute the same rows add up to the right one."""
-        if self.group.size == self.group.dp_size:
-            return False
-        found, expected = self._ranks.all_gather(lambda: self.found.get(name)), self.expected.get(name)
         ranks = self.group.mesh.ranks_by_dp_rank[0]
+        return self.group.size > self.group.dp_size and self._adds_up(name, ranks, 1)
+
+    def _has_mean(self, name: str) -> bool:
+        """Whether the gradients of ranks that share out the rows have the right mean."""
+        ranks = [of_rows[0] for of_rows in self.group.mesh.ranks_by_dp_rank]
+        return self.group.dp_size > 1 and self._adds_up(name, ranks, len(ranks))
+
+    def _adds_up(self, name: str, ranks: Sequence[int], divisor: int) -> bool:
+        """Whether the sum of the gradients of these ranks, which differ, is so many times the right one."""
+        found, expected = self._ranks.all_gather(lambda: self.found.get(name)), self.expected.get(name)
         terms = [term for rank in ranks if (term := found[rank]) is not None]
         if expected is None or [term.shape for term in terms] != [expected.shape] * len(ranks):
             return False
         if all(torch.equal(term, terms[0]) for term in terms):  # these have been summed
             return False
-        together = parts_of({name: sum(terms[1:], terms[0])}, {name: expected})
+        together = parts_of({name: sum(terms[1:], terms[0]) / divisor}, {name: expected})
         return self.limits.judge("gradients", self.sides.steps, together)[name].ratio <= 1
 
     def _shape(self, names: Sequence[str]) -> _Shape:
@@ -122,6 +137,9 @@ class FirstGradient:
             if scale is not None:
                 count = known if known > 1 else self.group.size
                 return patterns.of_factor(scale, count, "rank" if self.group.size > 1 else "shard"), False
+        found, expected = self._vectors(wrong[:1], self.found, self.expected)
+        if (text := patterns.of_type(found)) and not patterns.of_type(expected):
+            return text, False
         if self.sides.single.mode.in_chunks:  # which shards of shards may not fill
             return "", False
         counts = (known,) if known > 1 else UNKNOWN

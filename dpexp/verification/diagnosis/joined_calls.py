@@ -1,5 +1,6 @@
 """Joined calls: the outputs of one module call in all replicas and ranks, as a single device has them."""
 
+import math
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
@@ -48,7 +49,8 @@ def joined_call(
     for ranks in ranks_by_dp_rank:
         made = [each for rank in ranks for _, each in sorted(by_rank[rank].get(key, {}).items())]
         if calls == 1:
-            made = [_one_call(each) for each in made]
+            rows = math.ceil(_rows(wanted[0]) / len(ranks_by_dp_rank)) if wanted else 0
+            made = [_one_call(each, rows) for each in made]
         if any(len(each) != calls or len(each[call]) != len(wanted) for each in made):
             return None
         if 0 < len(made) < len(ranks) and made[0][call][0].shape != wanted[0].shape:
@@ -63,11 +65,16 @@ def joined_call(
     return complete if complete and len(complete) == len(wanted) else None
 
 
-def _one_call(calls: list[list[torch.Tensor]]) -> list[list[torch.Tensor]]:
-    """The outputs of a call for each micro-batch as those of one call, where they have the same layout."""
+def _one_call(calls: list[list[torch.Tensor]], rows: int) -> list[list[torch.Tensor]]:
+    """The outputs of a call for each micro-batch as those of one call, where they have the same layout.
+
+    Where the first has all rows of a rank, it was made again.
+    """
     shapes = {tuple(tensor.shape[1:] for tensor in outputs) for outputs in calls}
     if len(calls) < 2 or len(shapes) > 1 or any(not tensor.dim() for outputs in calls for tensor in outputs):
         return calls
+    if calls[0] and _rows(calls[0][0]) == rows:
+        return calls[:1]
     return [[torch.cat(micro_batches) for micro_batches in zip(*calls, strict=True)]]
 
 

@@ -6,48 +6,58 @@ A failed step has kept the outputs of every module call and the gradients of bot
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
 
 import torch
 from torch import nn
 
-from dpexp.config.errors import plural
+from dpexp.config.errors import plural, shown
 from dpexp.data.halves import no_mean_over_rows
+from dpexp.training.optimizers import groups
 from dpexp.verification.alone import alone
 from dpexp.verification.compare import Tensors, distance
 from dpexp.verification.diagnosis import patterns
-from dpexp.verification.diagnosis.agreement import Agreement
+from dpexp.verification.diagnosis.agreement import Agreement, Found
 from dpexp.verification.diagnosis.gradients import FirstGradient
 from dpexp.verification.diagnosis.modules import FirstModule
 from dpexp.verification.failure import Failure
-from dpexp.verification.take import Take
+from dpexp.verification.take import OF_OPTIMIZER, Take
 
-OF_OPTIMIZER = ("parameters", "updates", "optimizer")
-"""The kinds of tensors that the optimizer has made."""
+OF_BFLOAT16 = (2.0**-11, 2.0**-7)
+"""The relative errors of tensors whose numbers were rounded to bfloat16, once or a few times: about 2**-9."""
 
 
 class Locator:
-    """Every rank must make one and call ``message``; all get the same text."""
+    """Every rank must make one and call ``find``; all get the same."""
 
     def __init__(self, sides: Take, failure: Failure, model: nn.Module) -> None:
         self.sides, self.failure, self.model = sides, failure, model
         self.group, self.limits = sides.group, sides.judge.limits
         self._ranks = Agreement(sides.group)
 
-    def message(self) -> str:
+    def find(self) -> Found:
         """One message: what differs in which step, the first module, the first parameter, and the pattern.
 
         An error while the difference is located is a part of the message.
         """
         failed, start = self.failure.worst, self._difference()
+        if self.failure.text:
+            return Found(self.failure.text, _owner(failed.tensor))
         if failed.kind in ("buffers", *OF_OPTIMIZER):
-            return ": ".join(filter(None, (start, self._ranks.text_of("the reason", self._of_tensor))))
-        module = FirstModule(self.sides, self.failure, self._ranks)
-        gradient = FirstGradient(self.sides, self.failure, self._ranks)
-        of_module = self._ranks.text_of("the first module", module.text)
-        of_gradient = [self._ranks.text_of("the first gradient", gradient.text), gradient.pattern]
-        located = [of_module, *of_gradient] if module.is_sure else [*of_gradient, of_module]
-        located += [self.failure.hint or self._ranks.text_of("the loss", self._of_loss)]
-        return "; ".join(filter(None, (start, *located)))
+            reason = self._ranks.found("the reason", lambda: Found(self._of_tensor()))
+            return Found(": ".join(filter(None, (start, reason.text))), _owner(failed.tensor))
+        module = self._ranks.found(
+            "the first module", FirstModule(self.sides, self.failure, self._ranks).find
+        )
+        gradient = self._ranks.found(
+            "the first gradient", FirstGradient(self.sides, self.failure, self._ranks).find
+        )
+        located = [module, gradient] if module.is_sure else [gradient, module]
+        hint = self.failure.hint or self._ranks.found("the loss", lambda: Found(self._of_loss())).text
+        text = "; ".join(filter(None, (start, *(each.text for each in located), hint)))
+        return Found(text, next((each.module for each in located if each.module is not None), ""))
 
     def _difference(self) -> str:
         """What differs in which step."""
@@ -57,8 +67,8 @@ class Locator:
         verb = "differs" if failed.kind == "loss" else "differ"
         when = "after " if failed.kind in OF_OPTIMIZER else ""
         mode = ", in eval mode" if self.failure.in_eval_mode else ""
-        shown = "" if when else f" ({plural(rows, 'row')}{mode})"
-        return f"{when}step {failed.step}{shown}: {name} {verb} by {failed.error:.1e}"
+        size = "" if when else f" ({plural(rows, 'row')}{mode})"
+        return f"{when}step {failed.step}{size}: {name} {verb} by {failed.error:.1e}"
 
     # --- what only some kinds show ---
 
@@ -75,9 +85,10 @@ class Locator:
     def _of_tensor(self) -> str:
         """What is wrong with a buffer, or with what the optimizer has made."""
         tensor, kind = self.failure.worst.tensor, self.failure.worst.kind
-        if kind == "optimizer":
-            return ""
         layout, is_buffer = self.sides.layout, kind == "buffers"
+        if kind == "optimizer":
+            key = tensor.rpartition(": ")[2]
+            return f"the optimizer ({layout.optimizers}) keeps another '{key}'{self._settings()}"
         before = dict(self.model.state_dict(keep_vars=True)) | dict(self.model.named_buffers())
 
         def stale() -> bool | None:
@@ -90,35 +101,77 @@ class Locator:
         if all(each is None for each in by_rank):
             return "it is missing in the layout"
         if any(by_rank):
-            return (
-                "it is stale, as it was before the first step" if is_buffer else "the optimizer left it out"
-            )
+            left_out = f"the optimizer ({layout.optimizers}) left it out"
+            return "it is stale, as it was before the first step" if is_buffer else left_out
         return "" if is_buffer else self._of_updates()
 
     def _of_updates(self) -> str:
-        """By which factor each rank's parts of the parameters have been updated."""
+        """By which factor each rank's parts of all parameters, or of the worst, have been updated."""
         layout, before = self.sides.layout, self.failure.before
+        optimizer = f"the optimizer ({layout.optimizers})"
         expected = self.sides.single.trainer.full_parameters()
-        found = self._ranks.all_gather(lambda: _update_factor(layout.parameters(), expected, before))
-        factors = [factor for factor in found if factor is not None]
-        if len(factors) < len(found) or all(patterns.is_close(factor, 1) for factor in factors):
+        found = self._ranks.all_gather(lambda: self._measured_update(layout.parameters(), expected, before))
+        for factors in zip(*(each.factors for each in found), strict=True):
+            if None in factors or all(patterns.is_close(factor, 1) for factor in factors):
+                continue
+            if all(patterns.is_close(factor, factors[0]) for factor in factors):
+                times = f"{factors[0]:.6g} times the single device's"
+                return f"{optimizer} makes an update {times}{self._settings()}"
+            numbers = ", ".join(f"{factor:.4g}" for factor in factors)
+            return (
+                f"on each rank its own part has been updated by {numbers} times what a single device does: "
+                f"{optimizer} computes with a number of its own shard (a norm, a mean), not of all"
+            )
+        lowest, highest = OF_BFLOAT16
+        is_rounded = lowest < max(each.error for each in found) < highest
+        rounded = "numbers that are rounded to bfloat16 have an error of this size" if is_rounded else ""
+        another = f"{optimizer} makes another update of the same gradients{self._settings()}"
+        return "; ".join(filter(None, (another, self.sides.short_optimizer() or rounded)))
+
+    def _measured_update(
+        self, parameters: Mapping[str, nn.Parameter], expected: Tensors, before: Tensors
+    ) -> _Update:
+        pairs = _updates(parameters, expected, before)
+        every = [torch.cat(each) for each in zip(*pairs.values(), strict=True)]
+        worst = pairs.get(self.failure.worst.tensor, tuple(every))
+        size, error = float(worst[1].norm()), float((worst[0] - worst[1]).norm())
+        return _Update((patterns.factor(*every), patterns.factor(*worst)), error / size if size else 0.0)
+
+    def _settings(self) -> str:
+        """The settings of the optimizers' groups that differ from those of a single device."""
+        layout, single = self.sides.layout.optimizers, self.sides.single.trainer.optimizers
+        if layout is None or single is None:
             return ""
-        if all(patterns.is_close(factor, factors[0]) for factor in factors):
-            return f"its update is {factors[0]:.6g} times the single device's"
-        numbers = ", ".join(f"{factor:.4g}" for factor in factors)
-        return (
-            f"on each rank its own part has been updated by {numbers} times what a single device does: the "
-            "optimizer computes with a number of its own shard (a norm, a mean), not of all"
-        )
+        pairs = zip(chain.from_iterable(groups(layout)), chain.from_iterable(groups(single)), strict=False)
+        apart = {
+            f"{key} is {shown(own[key])} instead of {shown(expected[key])}": None
+            for own, expected in pairs
+            for key in own.keys() & expected.keys()
+            if str(own[key]) != str(expected[key])
+        }
+        return f": its {'; '.join(sorted(apart))}" if apart else ""
 
 
-def _update_factor(
+def _owner(tensor: str) -> str:
+    """The module that has a parameter or a buffer, of which the optimizer may keep ``parameter: key``."""
+    return tensor.partition(": ")[0].rpartition(".")[0]
+
+
+@dataclass(frozen=True)
+class _Update:
+    """How many times too large a rank's updates are, of all parameters and of the worst, and its error."""
+
+    factors: tuple[Any, Any]
+    error: float
+
+
+def _updates(
     parameters: Mapping[str, nn.Parameter], expected: Tensors, before: Tensors
-) -> float | None:
-    """How many times too large the updates of this rank are."""
+) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+    """What a step has added to this rank's part of each parameter, and what it should have."""
     from torch.distributed.tensor import DTensor, distribute_tensor
 
-    pairs = list[tuple[torch.Tensor, torch.Tensor]]()
+    pairs = dict[str, tuple[torch.Tensor, torch.Tensor]]()
     for name, parameter in parameters.items():
         if before[name].shape != parameter.shape:  # of a large table some rows
             continue
@@ -131,6 +184,5 @@ def _update_factor(
                 for each in (wanted, start)
             )
             own = own.to_local()
-        pairs.append(((own - start).flatten(), (wanted - start).flatten()))
-    made, right = (torch.cat(each) for each in zip(*pairs, strict=True))
-    return patterns.factor(made, right)
+        pairs[name] = (own - start).flatten(), (wanted - start).flatten()
+    return pairs

@@ -12,7 +12,7 @@ import torch
 
 from dpexp.verification.compare import whole_error
 from dpexp.verification.diagnosis import patterns
-from dpexp.verification.diagnosis.agreement import Agreement
+from dpexp.verification.diagnosis.agreement import Agreement, Found
 from dpexp.verification.diagnosis.gradients import BESIDE
 from dpexp.verification.diagnosis.joined_calls import Key, Outputs, joined_call, joined_chunks, local_calls
 from dpexp.verification.failure import Failure
@@ -21,26 +21,26 @@ from dpexp.verification.take import Take
 
 
 class FirstModule:
-    """Every rank must make one and call ``text``; ``is_sure`` unless the module around it is right."""
+    """Every rank must make one and call ``find``."""
 
     def __init__(self, sides: Take, failure: Failure, ranks: Agreement) -> None:
         self.failure, self.group, self.limits = failure, sides.group, sides.judge.limits
-        self._ranks, self.is_sure = ranks, True
+        self._ranks = ranks
         error = failure.worst.error
         self._limit = max(min(failure.worst.limit, error / 2), BESIDE * min(1.0, error))
 
-    def text(self) -> str:
+    def find(self) -> Found:
         """The first module in forward order whose output differs."""
         calls = self.failure.found.calls
         by_rank = self._ranks.all_gather(lambda: local_calls(calls) if self._has_rows() else {})
         wrong, right = self._judged_modules(by_rank)
         if not wrong:
-            return ""
+            return Found()
         sure = [number for number, name in wrong.items() if not _around(name) & right]
         key, found, wanted = next(islice(self._outputs(by_rank), (sure or [*wrong])[0], None))
         text = self._describe_module(key, by_rank, found, wanted)
-        self.is_sure = bool(sure)
-        return text if sure else f"{text} (that of a module around it is right)"
+        text += "" if sure else " (that of a module around it is right)"
+        return Found(text, key[0], bool(sure))
 
     def _judged_modules(self, by_rank: Sequence[Calls]) -> tuple[dict[int, str], set[str]]:
         """The numbers and names of calls whose outputs differ, and the modules with none of these."""

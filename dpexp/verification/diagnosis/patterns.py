@@ -13,6 +13,8 @@ from dpexp.config.errors import consecutive, plural, span
 
 CLOSE = 1e-6
 """Relative residual up to which a pattern fits: errors of layouts are far above, rounding far below."""
+FEW = 3
+"""So few numbers may be those of a short type by chance."""
 EXPLAINED = 1e-3
 """A pattern that leaves more than this share of a difference does not explain it."""
 
@@ -37,6 +39,15 @@ def factor(found: torch.Tensor, expected: torch.Tensor) -> float | None:
     if _explains(residual, found, expected):
         return scale
     return 1.0 if is_close(scale, 1) else None
+
+
+def of_type(found: torch.Tensor) -> str:
+    """That all numbers are those of a shorter type, in words: something has cast them to it."""
+    for kind in (torch.bfloat16, torch.float16, torch.float32):
+        if found.numel() > FEW and torch.equal(found.to(kind).to(found.dtype), found):
+            name = str(kind).removeprefix("torch.")
+            return f"its numbers are rounded to {name}: something casts it, or adds it up, in this type"
+    return ""
 
 
 def _explains(residual: float, found: torch.Tensor, expected: torch.Tensor) -> bool:

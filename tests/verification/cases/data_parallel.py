@@ -65,7 +65,7 @@ def right_zero(model, dp):
     zero(model, dp, [number % dp.size for number, _ in enumerate(model.parameters())])
 
 
-@layout("dp", module="norm", words="the optimizer left it out")
+@layout("dp", module="norm", words="the optimizer (Adam) left it out")
 def without_owner(model, dp):
     """No rank owns `norm`: the optimizer's update of it is lost."""
     zero(model, dp, [-1 if "norm" in name else 0 for name, _ in model.named_parameters()])

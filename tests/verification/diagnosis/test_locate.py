@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import planted
@@ -10,6 +11,7 @@ import torch
 from planted import Caching, Planted, mean_of_means, scaled, weighted, wrapped
 from torch import nn
 
+import dpexp
 from dpexp.config.run_config import RunConfig
 from dpexp.engine.prepare import prepare
 from dpexp.engine.verify import verify
@@ -22,6 +24,11 @@ MODEL = f"{planted.__file__}:Net"
 def verified(place: Callable[[nn.Module], Placed], **config: Any) -> Result:
     prepared = prepare(RunConfig("single", devices="cpu", model=MODEL, **config))
     return verify(replace(prepared, strategy=Planted(place_wrong=place)))
+
+
+def hooked(model: nn.Module, hook: Callable[[torch.Tensor], torch.Tensor]) -> nn.Module:
+    model.get_parameter("second.weight").register_hook(hook)
+    return model
 
 
 OUTPUT = "the first output in forward order that differs is of "
@@ -47,6 +54,10 @@ PLANTED: dict[str, tuple[Callable[[nn.Module], Placed], list[str]]] = {
         wrapped("", lambda module, inputs: module(inputs[:-2])),
         ["outputs differ by inf", OUTPUT + "module 'first': it has 28 rows instead of 30: rows are dropped"],
     ),
+    "called twice": (
+        wrapped("", lambda module, inputs: (module(inputs), 2 * module(inputs))[1]),
+        ["outputs differ", OUTPUT + "the wrapper around the model itself", "it is 2 times"],
+    ),
     "not finite": (wrapped("", lambda module, inputs: module(inputs) / 0), ["outputs differ by inf"]),
     "mean of means of unknown shards": (
         wrapped("second", weighted(mean_of_means, 3)),
@@ -71,6 +82,10 @@ PLANTED: dict[str, tuple[Callable[[nn.Module], Placed], list[str]]] = {
     ),
     "one parameter": (scaled(3.0, "second.weight"), [GRADIENT + "'second.weight'", "it is 3 times"]),
     "no gradient": (scaled(0.0, "first.bias"), [GRADIENT + "'first.bias'", "it is zero"]),
+    "cast": (
+        lambda model: planted.on_host(hooked(model, lambda gradient: gradient.bfloat16().to(gradient))),
+        [GRADIENT + "'second.weight'", "its numbers are rounded to bfloat16: something casts it"],
+    ),
     "detached": (
         wrapped("first", lambda module, inputs: module(inputs).detach()),
         [GRADIENT + "'first.", "the layout has no gradient for it"],
@@ -103,3 +118,65 @@ def test_a_planted_bug_is_caught_and_described(name: str) -> None:
 
 def test_a_right_layout_has_no_cause() -> None:
     assert verified(planted.on_host).cause == ""
+
+
+# --- the optimizer ---
+
+
+class Stepped(torch.optim.SGD):
+    """Takes another step for parameters that a layout has marked: with ``other``, before or after it."""
+
+    def __init__(self, parameters: Any, other: Callable[[Any], object], after: bool = False) -> None:
+        super().__init__(parameters, lr=0.01, momentum=0.9)
+        self.other, self.after = other, after
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        is_laid_out = any(
+            hasattr(each, "laid_out") for group in self.param_groups for each in group["params"]
+        )
+        if is_laid_out and not self.after:
+            self.other(self)
+        super().step()
+        if is_laid_out and self.after:
+            self.other(self)
+
+
+def marked(model: nn.Module, devices: Any) -> nn.Module:
+    for parameter in model.parameters():
+        parameter.laid_out = True  # type: ignore[attr-defined]
+    return model
+
+
+def other_lr(optimizer: Any) -> None:
+    optimizer.param_groups[0]["lr"] = 0.015
+
+
+def other_momentum(optimizer: Any) -> None:
+    for kept in optimizer.state.values():
+        kept["momentum_buffer"].mul_(1.01)
+
+
+def in_bfloat16(optimizer: Any) -> None:
+    for parameter in optimizer.param_groups[0]["params"]:
+        parameter.grad.copy_(parameter.grad.bfloat16())
+
+
+STEPPED = {
+    "lr": (other_lr, False, "makes an update 1.5 times the single device's: its lr is 0.015 instead of 0.01"),
+    "state": (other_momentum, True, "keeps another 'momentum_buffer'"),
+    "type": (in_bfloat16, False, "same gradients; numbers that are rounded to bfloat16 have an error of"),
+}
+
+
+@pytest.mark.parametrize("name", STEPPED)
+def test_an_optimizer_that_makes_another_update_is_named_with_what_differs(name: str) -> None:
+    other, after, words = STEPPED[name]
+    batches = [(torch.randn(8, 5), torch.randn(8, 4))]
+    model = nn.Sequential(nn.Linear(5, 16), nn.Tanh(), nn.Linear(16, 4))
+    make = partial(Stepped, other=other, after=after)
+    with pytest.raises(dpexp.VerificationError) as caught:
+        dpexp.prove(model, marked, batches, nn.functional.mse_loss, make)
+    assert "the optimizer (Stepped) " in caught.value.cause
+    assert words in caught.value.cause
+    assert caught.value.module in ("0", "2")
