@@ -256,6 +256,7 @@ class Upload:
         single = [Point(key, value, ended, 0) for key, value in content.summary_metrics(view).items()]
         self._log_points([*single, *self._speed_ups(record)])
         self._write_config(view)
+        self._remember(size)
         problem = self._write_artifacts(view)
         client.set_terminated(run_id, record.status.upper(), content.to_epoch_ms(record.ended))
         if (kept := self._find(experiment)) is not None and kept.info.run_id != run_id:
