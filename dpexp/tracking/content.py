@@ -37,6 +37,9 @@ MAX_ROWS = 10_000
 """Rows of a table at most, because MLflow's pages load it whole; ``record.json`` has all."""
 RUN_ID_TAG = "dpexp.run_id"
 """The tag that says of which run an MLflow run is."""
+VIEW = "dpexp"
+VIEW_TAG = f"mlflow.sharedViewState.{VIEW}"
+"""The tag of an experiment with a view of its run list: for MLflow's menu, and for links that name it."""
 SPEED_UP = "speed_up"
 """The metric of a sweep's run: the speed-up over its single device, which only the sweep's Record has."""
 MOST_PHASES, MOST_SINGLE = 6, 20
@@ -158,6 +161,13 @@ def tags(view: RecordView) -> dict[str, str]:
         "dpexp.nonfinite": record.summary.get("nonfinite"),
     }
     return {key: _text(value) for key, value in values.items() if value not in (None, "")}
+
+
+def run_list_view() -> str:
+    """The value of ``VIEW_TAG``: the columns of a run list, as MLflow's pages save a view."""
+    tag, metrics = "tags.`dpexp.verified`", ["metrics.`step_ms`", "metrics.`samples_per_s`"]
+    state = {"selectedColumns": [tag, *metrics, "attributes.`Source`"]}
+    return json.dumps({"name": VIEW, "createdAt": 0, "state": json.dumps(state)})
 
 
 def fit(values: Mapping[str, str], limit: int) -> dict[str, str]:

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, cast
 from dpexp.config.names import folder_name
 from dpexp.config.process import UI_PORT, command
 from dpexp.record.redact import redact
-from dpexp.tracking.content import RUN_ID_TAG
+from dpexp.tracking.content import RUN_ID_TAG, VIEW_TAG, run_list_view
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
@@ -139,7 +139,7 @@ class Store:
         if experiment is None:
             location = None if self.is_server else (self.artifacts / folder_name(name)).as_uri()
             try:
-                return str(self.client.create_experiment(name, artifact_location=location))
+                return str(self.client.create_experiment(name, location, {VIEW_TAG: run_list_view()}))
             except MlflowException:  # perhaps another process has just created it
                 experiment = self.client.get_experiment_by_name(name)
                 if experiment is None:
@@ -147,6 +147,8 @@ class Store:
         if experiment.lifecycle_stage != "active":
             how = f"`mlflow experiments restore -x {experiment.experiment_id}`, or give --experiment another"
             raise StoreError(f"experiment '{name}' was deleted in {self.name}: restore it with {how}")
+        if VIEW_TAG not in experiment.tags:
+            self.client.set_experiment_tag(experiment.experiment_id, VIEW_TAG, run_list_view())
         return str(experiment.experiment_id)
 
     def runs(self) -> dict[str, Any]:
