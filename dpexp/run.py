@@ -175,7 +175,9 @@ def execute(
             return Outcome(record, None, error)
         with ProgressBar(hidden=quiet) as progress:
             progress.begin("delivering to MLflow")
-            delivery = follower.wait(config.track_timeout, lambda: signals.received > before)
+            delivery = follower.wait(
+                config.track_timeout, lambda: signals.received > before, progress.print_line
+            )
         replace(result, delivery=vars(delivery)).write()
         return Outcome(record, delivery, error)
 

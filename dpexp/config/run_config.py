@@ -122,7 +122,7 @@ class RunConfig:
     check: bool = option(True, "Verify against a single device before measuring.", flag="--check/--no-check")
     track: bool = option(True, "Deliver the run to MLflow.", flag="--track/--no-track")
     track_timeout: float = option(
-        10.0, "Seconds to wait for the last delivery after the run.", min=0.0, max=1e6
+        10.0, "Seconds without progress after which a run no longer waits for its delivery.", min=0.0, max=1e6
     )
     experiment: str = option("dpexp", "MLflow experiment.", is_name=True)
     run_name: str = option("", "Name of the run. Default: strategy, model and devices.", is_name=True)

@@ -42,6 +42,13 @@ class ProgressBar(AbstractContextManager["ProgressBar"]):
         self._bar.set_postfix_str(f"{step_ms:.3g} ms/step, loss {loss:.4g}", refresh=False)
         self._bar.update(steps)
 
+    def print_line(self, text: str) -> None:
+        """Print a line above the bar, also where stderr is not a terminal."""
+        if not self._hidden:
+            from tqdm import tqdm
+
+            tqdm.write(text, file=sys.stderr)
+
     def close(self) -> None:
         """Remove the bar from the screen."""
         if self._bar is not None:

@@ -1,9 +1,9 @@
 """Content: maps a Record to MLflow's entities. Pure functions that need neither mlflow nor a store.
 
 ====================  =====================================================================
-params                the flat config, without labels, and options of one strategy only where they are set
-metrics by step       ``loss``, ``time_ms/step``, ``time_ms/<phase>``
-metrics by epoch      what the loop measured once per epoch, such as ``accuracy``
+params                the flat config, without labels and without what is at its default or empty
+metrics by step       ``loss``, ``time_ms/step``, ``time_ms/<phase>``; times are rounded
+metrics by epoch      what the loop measured once per epoch, such as ``accuracy``, and what a user logs
 single metrics        at most ``MOST_SINGLE``, rounded: ``step_ms``, ``phases_ms/<phase>`` and the like
 tags                  ``dpexp.…``, ``git.…``, ``host``, the note
 tables                ``shapes.json``, ``device_map.json``
@@ -15,17 +15,18 @@ series.
 """
 
 import json
+import math
 import re
-from collections.abc import Mapping
-from dataclasses import is_dataclass
+from collections.abc import Collection, Mapping
 from datetime import datetime
 from typing import Any, NamedTuple
 
 from dpexp.config.options import default_values
 from dpexp.config.printable import printable
-from dpexp.config.run_config import FILING
+from dpexp.config.run_config import FILING, RunConfig
 from dpexp.config.strategy_options import STRATEGY_OPTIONS
 from dpexp.record.figures import At, figures, rounded
+from dpexp.record.journal import SWEEP_STRATEGY
 from dpexp.record.record import Record, Row
 from dpexp.record.view import RecordView
 
@@ -36,13 +37,19 @@ MAX_ROWS = 10_000
 """Rows of a table at most, because MLflow's pages load it whole; ``record.json`` has all."""
 RUN_ID_TAG = "dpexp.run_id"
 """The tag that says of which run an MLflow run is."""
+VIEW = "dpexp"
+VIEW_TAG = f"mlflow.sharedViewState.{VIEW}"
+"""The tag of an experiment with a view of its run list: for MLflow's menu, and for links that name it."""
 SPEED_UP = "speed_up"
 """The metric of a sweep's run: the speed-up over its single device, which only the sweep's Record has."""
 MOST_PHASES, MOST_SINGLE = 6, 20
 """Of more phases the longest are metrics; ``record.json`` has all."""
 _MACHINE = ("host", "os", "python", "torch", "cuda", "cpu")
 """The keys of a Record's environment that are tags."""
-_METRICS = {"steps.loss": "loss", "steps.time_ms": "time_ms/step", "metrics.loss": "epoch/loss"}
+_SERIES = {"steps.loss": "loss", "steps.time_ms": "time_ms/step"}
+_OWN = {*_SERIES.values(), *(figure.name for figure in figures(At.METRIC))}
+_OWN_GROUPS = ("time_ms/", "phases_ms/", "system/")
+"""The metrics of dpexp, and those of MLflow on the machine; a user's metric is kept apart from them."""
 _FIRST = ("module", "inputs", "outputs", "parameter", "device", "replica", "batch")
 """The first columns of tables."""
 
@@ -56,13 +63,26 @@ class Point(NamedTuple):
     step: int
 
 
-def metric_key(list_key: str) -> str | None:
-    """The metric that shows a list of the Record: ``steps.loss`` -> ``loss``; None for other lists."""
-    if list_key in _METRICS:
-        return _METRICS[list_key]
+def metric_key(list_key: str, taken: Collection[str | None] = ()) -> str | None:
+    """The metric that shows a list of the Record: ``steps.loss`` -> ``loss``; None for other lists.
+
+    A user's metric whose name is dpexp's, or that of a list before it (``taken``), is ``user/NAME``.
+    """
+    if list_key in _SERIES:
+        return _SERIES[list_key]
     kind, _, name = list_key.partition(".")
     prefix = {"phases": "time_ms/", "metrics": ""}.get(kind)
-    return None if prefix is None else valid_key(prefix + name)
+    if prefix is None:
+        return None
+    key = valid_key(prefix + name)
+    while key in taken or (kind == "metrics" and (key in _OWN or key.startswith(_OWN_GROUPS))):
+        key = valid_key(f"user/{key}")
+    return key
+
+
+def metric_value(list_key: str, value: float) -> float:
+    """A number of a list as MLflow gets it: times rounded, losses and a user's metrics as they are."""
+    return rounded(value) if list_key == "steps.time_ms" or list_key.startswith("phases.") else float(value)
 
 
 def valid_key(key: str) -> str:
@@ -83,6 +103,15 @@ def summary_metrics(record: Record | RecordView) -> dict[str, float]:
     return known | {valid_key(f"phases_ms/{name}"): rounded(median) for name, median in longest}
 
 
+def placeholders(record: Record, at: int) -> list[Point]:
+    """The figures that stand first on a run's page, which has metrics in the order in which they came.
+
+    They are known at the end; until then they are NaN. A sweep has no steps of its own.
+    """
+    names = () if record.strategy == SWEEP_STRATEGY else ("step_ms", "samples_per_s")
+    return [Point(name, math.nan, at, 0) for name in names]
+
+
 def speed_ups(sweep: Record) -> dict[str, Point]:
     """{run id: the metric ``SPEED_UP`` of that run}, with the time at which the sweep ended."""
     rows, ended = sweep.summary.get("speed_ups") or [], to_epoch_ms(sweep.ended) or 0
@@ -92,18 +121,15 @@ def speed_ups(sweep: Record) -> dict[str, Point]:
 def params(record: Record) -> dict[str, str]:
     """The flat config as text, at full length, by which MLflow compares runs.
 
-    Without names and delivery, which are not of the computation, and without options at their default that
-    strategies share, as those of ranks.
+    Without names and delivery, which are not of the computation, and without options that are empty or at
+    their default.
     """
-    options = STRATEGY_OPTIONS.get(record.strategy)
-    shared = options.__mro__[1:] if options is not None else ()
-    defaults = {
-        name: value for each in shared if is_dataclass(each) for name, value in default_values(each).items()
-    }
+    options = STRATEGY_OPTIONS.get(str(record.config.get("strategy")))  # that of a watched loop has none
+    defaults = default_values(RunConfig) | default_values(options) if options is not None else {}
     return {
         key: _text(value)
         for key, value in record.config.items()
-        if key not in FILING and not (key in defaults and defaults[key] == value)
+        if key not in FILING and value not in (None, "") and not (key in defaults and defaults[key] == value)
     }
 
 
@@ -135,6 +161,13 @@ def tags(view: RecordView) -> dict[str, str]:
         "dpexp.nonfinite": record.summary.get("nonfinite"),
     }
     return {key: _text(value) for key, value in values.items() if value not in (None, "")}
+
+
+def run_list_view() -> str:
+    """The value of ``VIEW_TAG``: the columns of a run list, as MLflow's pages save a view."""
+    tag, metrics = "tags.`dpexp.verified`", ["metrics.`step_ms`", "metrics.`samples_per_s`"]
+    state = {"selectedColumns": [tag, *metrics, "attributes.`Source`"]}
+    return json.dumps({"name": VIEW, "createdAt": 0, "state": json.dumps(state)})
 
 
 def fit(values: Mapping[str, str], limit: int) -> dict[str, str]:

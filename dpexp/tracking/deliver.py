@@ -104,6 +104,7 @@ class Upload:
         self.record, self.restarts = Record(), 0
         self._reader = JournalReader(self.folder / JOURNAL)
         self._lengths: dict[str, int] = {}
+        self._keys: dict[str, str | None] = {}  # of MLflow, by list of the Record
         self._read: list[tuple[int, Point]] = []  # each with the byte at which its line begins
         self._sent = 0
         self._run: Any = None
@@ -154,6 +155,8 @@ class Upload:
     def _points(self, entry: Row) -> Iterator[Point]:
         """The points of a line: of lists that it extends, or sets, as ``phases`` is set to a dict of them."""
         at = max(0, int(entry.get("at", 0)))  # MLflow has no time before 1970
+        if "started" in entry.get("set", {}):
+            yield from content.placeholders(self.record, at)
         lengths, extended = dict(entry.get("cut", {})), dict(entry.get("extend", {}))
         for key, value in entry.get("set", {}).items():
             if isinstance(value, dict):
@@ -162,17 +165,23 @@ class Upload:
                 extended |= {f"{key}.{name}": items for name, items in lists.items()}
         self._cut({key: length for key, length in lengths.items() if length < self._lengths.get(key, 0)})
         for key, values in extended.items():
-            name, start = content.metric_key(key), self._lengths.get(key, 0)
+            name, start = self._metric(key), self._lengths.get(key, 0)
             self._lengths[key] = start + len(values)
             for step, value in enumerate(values if name else [], start):
                 if isinstance(value, int | float):
-                    yield Point(str(name), float(value), at, step)
+                    yield Point(str(name), content.metric_value(key, value), at, step)
+
+    def _metric(self, list_key: str) -> str | None:
+        """The metric of a list: the same one in every delivery, as lists come in the journal's order."""
+        if list_key not in self._keys:
+            self._keys[list_key] = content.metric_key(list_key, self._keys.values())
+        return self._keys[list_key]
 
     def _cut(self, lengths: dict[str, int]) -> None:
         """Ranks began again: forget the points that the journal takes back."""
         self.restarts += bool(lengths)
         self._lengths |= lengths
-        kept = {content.metric_key(key): length for key, length in lengths.items()}
+        kept = {self._metric(key): length for key, length in lengths.items()}
         if kept:
             self._read = [(begin, p) for begin, p in self._read if p.step < kept.get(p.key, p.step + 1)]
 
@@ -256,6 +265,7 @@ class Upload:
         single = [Point(key, value, ended, 0) for key, value in content.summary_metrics(view).items()]
         self._log_points([*single, *self._speed_ups(record)])
         self._write_config(view)
+        self._remember(size)
         problem = self._write_artifacts(view)
         client.set_terminated(run_id, record.status.upper(), content.to_epoch_ms(record.ended))
         if (kept := self._find(experiment)) is not None and kept.info.run_id != run_id:

@@ -19,6 +19,7 @@ from dpexp.config.printable import printable_line
 from dpexp.config.process import end_with_parent
 from dpexp.record.files import PRIVATE_UMASK
 from dpexp.record.redact import redact
+from dpexp.tracking.content import VIEW, VIEW_TAG
 from dpexp.tracking.store import CLIENT_DEFAULTS, Store, StoreError
 
 OPEN_BY_DEFAULT = ("localhost", "127.0.0.1", "0.0.0.0")
@@ -29,12 +30,16 @@ _WITHOUT_PROXY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 def links(store: Store, base: str) -> list[tuple[str, str]]:
-    """(experiment, link to its runs at this address), the last used first; Default where it is alone."""
+    """(experiment, link to its runs at this address), the last used first; Default where it is alone.
+
+    The link opens dpexp's view of the list, where the experiment has it.
+    """
     found = store.client.search_experiments(max_results=20, order_by=["last_update_time DESC"])
     used = [each for each in found if each.experiment_id != DEFAULT_EXPERIMENT] or found
+    views = [f"&viewStateShareKey={VIEW}" if VIEW_TAG in each.tags else "" for each in used]
     return [
-        (each.name, f"{base}/#/experiments/{each.experiment_id}/runs?workflowType=machine_learning")
-        for each in used
+        (each.name, f"{base}/#/experiments/{each.experiment_id}/runs?workflowType=machine_learning{view}")
+        for each, view in zip(used, views, strict=True)
     ]
 
 

@@ -89,7 +89,10 @@ class WatchedLoop:
         self._observe()
 
     def log(self, **metrics: float) -> None:
-        """Record the user's own metrics of this step: numbers, or tensors with one number."""
+        """Record the user's own metrics of this step: numbers, or tensors with one number.
+
+        In MLflow a name that dpexp has itself, such as ``loss``, is ``user/loss``.
+        """
         self._recording.log(metrics)
 
     def verdict(self) -> WatchedLoop:

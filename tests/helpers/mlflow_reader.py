@@ -12,7 +12,7 @@ from mlflow.tracking import MlflowClient
 from mlflow.utils.file_utils import local_file_uri_to_path
 
 from dpexp.record.record import Record
-from dpexp.tracking.content import metric_key, summary_metrics
+from dpexp.tracking.content import metric_key, metric_value, summary_metrics
 from dpexp.tracking.store import Store
 
 PER_DELIVERY = {"mlflow.user"}
@@ -40,7 +40,8 @@ def artifact_folder(run: Any) -> Path:
 def history(uri: str, run_id: str, key: str) -> list[tuple[int, float, int]]:
     """Every (step, value, timestamp) of a metric; nan as a string, so that histories can be compared."""
     points = MlflowClient(uri).get_metric_history(run_id, key)
-    return sorted((p.step, "nan" if math.isnan(p.value) else p.value, p.timestamp) for p in points)
+    rows = [(p.step, "nan" if math.isnan(p.value) else p.value, p.timestamp) for p in points]
+    return sorted(rows, key=lambda row: (row[0], row[2], str(row[1])))
 
 
 def steps_of(uri: str, run_id: str, key: str = "loss") -> list[int]:
@@ -86,7 +87,9 @@ def expected_metrics(record: Record) -> dict[str, dict[int, float]]:
         for name, values in getattr(record, kind).items()
     }
     found = {
-        metric_key(key): {step: _stored(value) for step, value in enumerate(values) if value is not None}
+        metric_key(key): {
+            step: _stored(metric_value(key, value)) for step, value in enumerate(values) if value is not None
+        }
         for key, values in lists.items()
     }
     by_step = {key: points for key, points in found.items() if key is not None and points}

@@ -83,6 +83,7 @@ def test_mlflow_shows_a_run_and_a_sweep_and_the_server_ends_with_all_processes(
     links = dict(server.stdout.readline().strip().split(": ") for _ in range(2))
     assert all(re.match(r"http://127\.0\.0\.1:\d+/#/experiments/\d+/runs\?", link) for link in links.values())
     page.goto(links["dpexp"])
+    shows_verdict_and_speed_in_the_list(page)
     page.get_by_role("link", name="overlap").click()
     shows_the_summary(page)
     shows_metrics(page)
@@ -107,6 +108,13 @@ def test_mlflow_shows_a_run_and_a_sweep_and_the_server_ends_with_all_processes(
     assert (server.returncode, err) == (0, "Press Ctrl-C to stop.\n")
     for child in children:
         wait_until_gone(child.pid)
+
+
+def shows_verdict_and_speed_in_the_list(page: Page) -> None:
+    """Without any set-up: the link opens a view of the experiment."""
+    for column in ("dpexp.verified", "step_ms", "samples_per_s"):
+        expect(page.get_by_role("columnheader").filter(has_text=column).first).to_be_visible()
+    expect(page.get_by_role("gridcell", name="True", exact=True).first).to_be_visible()
 
 
 def shows_the_summary(page: Page) -> None:

@@ -78,8 +78,7 @@ def test_a_run_arrives_complete(home: Path, uri: str) -> None:
     assert found["experiment"] == "dpexp"
     assert (found["name"], found["status"]) == (record.name, "FINISHED")
     assert found["times"] == (content.to_epoch_ms(record.started), content.to_epoch_ms(record.ended))
-    assert found["params"]["batch_size"] == "30"
-    assert found["params"]["strategy"] == "whole"
+    assert found["params"] == {"strategy": "whole", "model": "linear", "virtual": "2"}
     stored = {key: {step: value for step, value, _ in rows} for key, rows in found["metrics"].items()}
     assert stored == expected_metrics(record)
     assert list(stored["loss"].values()) == record.steps["loss"]
@@ -115,11 +114,43 @@ def test_a_run_has_few_metrics_beside_its_series_and_they_are_rounded() -> None:
     assert len(figures(At.METRIC)) + content.MOST_PHASES <= content.MOST_SINGLE
 
 
+def test_a_users_metric_is_kept_apart_from_dpexps_and_from_another_of_nearly_its_name(
+    home: Path, uri: str
+) -> None:
+    journal = journals.begin(home / "runs", "logged")
+    journals.step(journal, 0, 10)
+    logged = {"loss": 0.123456789, "step_ms": 7.0, "acc@1": 1.0, "time_ms/step": 2.0, "acc_1": 3.0}
+    for name, value in logged.items():
+        journal.extend({f"metrics.{name}": [value]})
+    synced(home, journals.end(journal))
+    found = {
+        key: [value for _, value, _ in rows] for key, rows in everything(uri, "logged")["metrics"].items()
+    }
+    kept_apart = {"user/loss": 0.123456789, "user/step_ms": 7.0, "user/time_ms/step": 2.0}
+    assert {key: found[key] for key in kept_apart} == {key: [value] for key, value in kept_apart.items()}
+    assert (found["acc_1"], found["user/acc_1"]) == ([1.0], [3.0])
+    assert len(found["loss"]) == len(found["time_ms/step"]) == 10
+
+
+def test_the_median_of_the_steps_comes_before_the_time_of_the_last(home: Path, uri: str) -> None:
+    journal = journals.begin(home / "runs", "order")
+    journal.extend({"steps.loss": [1.0] * 3, "steps.time_ms": [0.123456789] * 3, "steps.samples": [3] * 3})
+    synced(home, journals.end(journal))
+    run = only_run(uri, "order")
+    assert list(run.data.metrics)[:3] == ["step_ms", "samples_per_s", "loss"]
+    assert run.data.metrics["step_ms"] == run.data.metrics["time_ms/step"] == 0.1235
+
+
 def test_params_are_what_runs_differ_by() -> None:
     config = RunConfig("hybrid", virtual=2, run_name="mine", options={"sparse": True}).to_dict()
     shown = content.params(Record(strategy="hybrid", config=config))
-    assert (shown["strategy"], shown["sparse"], shown["batch_size"]) == ("hybrid", "True", "30")
-    assert not {"comm", "comm_timeout", "run_name", "experiment", "track"} & shown.keys()
+    assert shown == {"strategy": "hybrid", "model": "embedding", "virtual": "2", "sparse": "True"}
+
+
+def test_params_of_a_watched_loop_have_no_defaults() -> None:
+    config = {"strategy": "program", "model": "Net", "optimizer": "sgd", "loss": "", "clip_norm": None}
+    shown = content.params(Record(strategy="ddp", config=config))
+    assert shown == {"strategy": "program", "model": "Net", "optimizer": "sgd"}
 
 
 def test_a_run_that_cannot_be_judged_has_a_tag() -> None:
@@ -229,7 +260,7 @@ def test_points_are_delivered_during_the_run(home: Path, uri: str) -> None:
     journal = journals.begin(home / "runs", "live")
     live = Upload(store_of(home), journal.folder)
     live.send_points()
-    assert only_run(uri, "live").data.metrics == {}
+    assert only_run(uri, "live").data.metrics.keys() == {"step_ms", "samples_per_s"}, "not known yet"
     for first in (0, 50):
         journals.step(journal, first, 50)
         live.send_points()

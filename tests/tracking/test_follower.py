@@ -3,6 +3,8 @@
 import os
 import signal
 import sqlite3
+import subprocess
+import sys
 from pathlib import Path
 
 import journals
@@ -15,6 +17,7 @@ from dpexp.record.journal import JOURNAL, RECORD
 from dpexp.record.record import WITHOUT_END, Record, fold
 from dpexp.tracking import ledger
 from dpexp.tracking.deliver import Upload
+from dpexp.tracking.follow import Follower
 from dpexp.tracking.store import Store
 
 pytestmark = pytest.mark.filterwarnings("default")  # MLflow, pydantic and SQLAlchemy warn of each other
@@ -113,7 +116,8 @@ def test_a_stopped_follower_never_holds_up_the_run(dpexp_home: Path, uri: str) -
     driver.record(2000)
     delivery = driver.delivery()
     assert not delivery["complete"]
-    assert delivery["message"].startswith("not delivered within 0.5 s")
+    assert delivery["message"].startswith("not delivered: no progress for 0.5 s while ")
+    assert "the run is safe on disk" in delivery["message"]
     assert delivery["waited_s"] >= 0.5
     os.kill(driver.follower, signal.SIGCONT)
     driver.wait()
@@ -121,8 +125,44 @@ def test_a_stopped_follower_never_holds_up_the_run(dpexp_home: Path, uri: str) -
     assert len(losses(uri, driver.run_id)) == 2000
 
 
+UNTIL_EVENT = """
+import sys, time
+from pathlib import Path
+while not Path(sys.argv[1]).exists():
+    {}
+"""
+"""A process that ends well after an event, and until then does what is to be filled in."""
+
+
+@pytest.mark.parametrize(
+    ("does", "sends"),
+    [("sum(range(100_000))", False), ("time.sleep(0.05)", True)],
+    ids=["imports", "sends"],
+)
+def test_a_delivery_that_makes_progress_is_awaited_beyond_the_timeout(
+    runs: Path, tmp_path: Path, does: str, sends: bool
+) -> None:
+    folder, event, said = journals.complete(runs).parent, tmp_path / "event", []
+    command = [sys.executable, "-c", UNTIL_EVENT.format(does), str(event)]
+
+    def say(text: str) -> None:
+        said.append(text)
+        event.touch()
+
+    def is_interrupted() -> bool:
+        if sends:
+            ledger.write(folder, "a store", ledger.Entry())
+        return False
+
+    with subprocess.Popen(command) as process:
+        delivery = Follower(process, folder).wait(2.0, is_interrupted, say)
+    assert delivery.complete, delivery.message
+    (text,) = said
+    assert text.endswith("the run is safe on disk")
+
+
 def test_first_runs_at_once_share_one_new_store(dpexp_home: Path, uri: str) -> None:
-    drivers = [drive("finish", steps=20) for _ in range(3)]
+    drivers = [drive("finish", steps=20, wait_s=10) for _ in range(3)]
     for driver in drivers:
         assert driver.delivery()["complete"]
         assert driver.wait() == 0

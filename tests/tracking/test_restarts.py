@@ -22,6 +22,7 @@ from dpexp.record.journal import JOURNAL, Journal, now
 from dpexp.record.record import finish, fold
 from dpexp.record.runs import begin
 from dpexp.tracking import deliver
+from dpexp.tracking.content import placeholders
 from dpexp.tracking.deliver import Upload
 from dpexp.tracking.store import Store
 
@@ -39,16 +40,19 @@ def store_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 values = count(1)  # each is another, so that a step that was taken back differs from the one in its place
 
 
-def stored_points(uri: str, run_id: str) -> dict[str, list[tuple[int, float]]]:
+def stored_points(uri: str, run_id: str) -> dict[str, list[tuple[int, Any]]]:
     """Every point of the run's metrics, repeated ones too."""
     run = only_run(uri, run_id)
     found = {key: history(uri, run.info.run_id, key) for key in run.data.metrics if not is_system(key)}
     return {key: [(step, value) for step, value, _ in points] for key, points in found.items()}
 
 
-def expected_points(journal: Path) -> dict[str, list[tuple[int, float]]]:
-    """The points of the journal's fold, each once."""
-    return {key: sorted(points.items()) for key, points in expected_metrics(fold(journal)).items()}
+def expected_points(journal: Path) -> dict[str, list[tuple[int, Any]]]:
+    """The points of the journal's fold, each once; figures that stand first are NaN until they are known."""
+    record = fold(journal)
+    first = {point.key: [(0, "nan")] for point in placeholders(record, 0)}
+    known = expected_metrics(record)
+    return {key: first.get(key, []) + sorted(known.get(key, {}).items()) for key in first.keys() | known}
 
 
 @dataclass

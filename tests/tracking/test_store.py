@@ -12,6 +12,7 @@ from mlflow_reader import everything
 from tracking_processes import drive
 
 from dpexp.record.record import Record
+from dpexp.tracking import store
 from dpexp.tracking.store import Store, StoreError, create_file
 
 pytestmark = pytest.mark.filterwarnings("default")  # MLflow, pydantic and SQLAlchemy warn of each other
@@ -35,6 +36,27 @@ def broken_store(path: Path, damage: str) -> str:
         "older": "found version 451aebb31d03",
         "locked": "another process keeps it locked",
     }[damage]
+
+
+def test_a_process_that_is_slow_to_build_the_store_holds_up_no_other(
+    dpexp_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one that may run only when the machine is idle, while another builds and uses the store."""
+    from mlflow.store.tracking import sqlalchemy_store
+
+    path, make = dpexp_home / "mlflow.db", sqlalchemy_store.SqlAlchemyStore
+    monkeypatch.setattr(store, "LOCK_TIMEOUT_S", 0.1)
+
+    def slow(*args: str) -> sqlalchemy_store.SqlAlchemyStore:
+        monkeypatch.setattr(sqlalchemy_store, "SqlAlchemyStore", make)
+        create_file(path, dpexp_home / "mlruns")
+        Store.from_environment(dpexp_home).experiment_id("of the other")
+        return make(*args)
+
+    monkeypatch.setattr(sqlalchemy_store, "SqlAlchemyStore", slow)
+    create_file(path, dpexp_home / "mlruns")
+    names = [each.name for each in Store.from_environment(dpexp_home).client.search_experiments()]
+    assert names == ["of the other", "Default"]
 
 
 @pytest.mark.parametrize("damage", ["garbage", "older", "locked"])
