@@ -21,6 +21,8 @@ from dpexp.config.strategy_options import STRATEGY_OPTIONS, StrategyOptions
 FILING = frozenset({"track", "track_timeout", "experiment", "run_name"})
 """The options that say where a run is kept, and under which names; they change nothing of it."""
 DTYPES = ("float32", "float64", "bfloat16", "float16")
+BATCH_SIZE = 30
+"""The samples in a batch by default, of data that has so many."""
 MAX_VIRTUAL = 128
 """The most virtual devices: PyTorch keeps the number of a device in 8 bits, with a sign."""
 
@@ -65,7 +67,11 @@ class RunConfig:
         choices=("", "rows", "tokens", "sum"),
     )
     batch_size: int = option(
-        30, "Samples in a global batch; the last of an epoch may have fewer.", min=1, max=10**9
+        BATCH_SIZE,
+        "Samples in a global batch, or all where the data has fewer than the default; the last of an epoch "
+        "may have fewer.",
+        min=1,
+        max=10**9,
     )
     steps: int = option(100, "Measured steps.", min=1, max=10**9)
     epochs: int | None = option(None, "Train for this number of epochs instead of --steps.", min=1, max=10**9)

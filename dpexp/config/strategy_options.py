@@ -121,7 +121,7 @@ class WholeOptions(DataParallelOptions):
 
     strategy = "whole"
     made_by = "dpexp.strategies.replicas:Whole"
-    examples = ("--virtual 3", "--devices cuda:0,cuda:1 --batch-size 256")
+    examples = ("--virtual 3", "--devices cuda:0,cuda:1 --data digits --batch-size 256")
 
 
 @dataclass(frozen=True)

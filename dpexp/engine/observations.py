@@ -24,7 +24,7 @@ def run_facts(config: RunConfig, prepared: Prepared) -> Row:
     """The keys of a Record that are known before the run starts."""
     data = prepared.data
     named = references(config, prepared.factories)
-    recorded = redact_values(config.to_dict())
+    recorded = redact_values(config.to_dict() | {"batch_size": prepared.batch_size})
     samples, batches = data.epochs.samples, prepared.batches_per_epoch
     files = file_hashes(named, data.digest)
     return {

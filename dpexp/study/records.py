@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from dpexp.config.run_config import FILING, RunConfig, known_options
+from dpexp.config.run_config import BATCH_SIZE, FILING, RunConfig, known_options
 from dpexp.config.strategy_options import REFERENCE
 from dpexp.record.files import JournalError
 from dpexp.record.record import NOT_OF_DPEXP, Record, Row
@@ -76,10 +76,11 @@ def changed_fields(run: RunConfig, recorded: Row) -> list[str]:
     """The fields of a config that differ from a recorded one.
 
     Where the run is filed, and how it is delivered, does not count. A Record that is older than an option
-    was made with the option's default.
+    was made with the option's default, and one of the default batch size has the size that the data gave.
     """
     wanted, defaults = run.to_dict(), RunConfig(run.strategy).to_dict()
     keys = (wanted.keys() | known_options(recorded).keys()) - FILING
+    keys -= {"batch_size"} if run.batch_size == BATCH_SIZE else set()
     return sorted(key for key in keys if wanted.get(key) != recorded.get(key, defaults.get(key)))
 
 
