@@ -51,6 +51,6 @@ def profile_section(record: Record) -> Section | None:
         return Section("Profile", (found["note"],))
     line = (
         f"{plural(found['steps'], 'step')} under torch.profiler: {PROFILE_TRACE} opens in ui.perfetto.dev, "
-        f"{PROFILE_TABLE} has the costliest operators; both are in the run's folder and in MLflow"
+        f"{PROFILE_TABLE} has the costliest operators; both are in the run's folder"
     )
-    return Section("Profile", (line,))
+    return Section("Profile", (f"{line} and in MLflow" if record.is_tracked else line,))

@@ -87,12 +87,12 @@ def changed_fields(run: RunConfig, recorded: Row) -> list[str]:
 def speed_ups(runs: Mapping[str, Record]) -> list[Row]:
     """``{run, speed_up}`` of each run over the single device of its round that did the same work.
 
-    ``runs`` are the Records by name.
+    ``runs`` are the Records by name. A run that cannot be judged has none.
     """
     found = [
         ((name.rpartition(".r")[2], record.config.get("seed"), group_key(record)), record, usual)
         for name, record in runs.items()
-        if (usual := RecordView(record).usual) is not None
+        if (usual := (view := RecordView(record)).usual) is not None and view.noise is None
     ]
     singles = {key: usual.median for key, record, usual in found if record.strategy == REFERENCE}
     return [
