@@ -183,9 +183,11 @@ def _merged_memory_use(by_rank: Sequence[list[Row]], names: Sequence[str]) -> li
 
 
 def _merged_work(by_rank: Sequence[Row], names: Sequence[str]) -> Row:
-    """The sum over ranks, or the first note of a rank whose step was not observed."""
+    """The sum over ranks, or what some could not count, or the first note of one that was not observed."""
     if notes := [row for row in by_rank if "note" in row]:
         return notes[0]
+    if uncounted := {name for row in by_rank for name in row.get("uncounted", ())}:
+        return {"rows": by_rank[0]["rows"], "flops": {}, "uncounted": sorted(uncounted)}
     flops = {name: sum(row["flops"][name] for row in by_rank) for name in by_rank[0]["flops"]}
     return {"rows": by_rank[0]["rows"], "flops": flops}
 
