@@ -81,12 +81,21 @@ def text_of(error: BaseException) -> str:
 
 
 def describe(error: BaseException) -> str:
-    """``ValueError: no such width (my/file.py, line 12)``: the exception and the line of user code."""
-    text = text_of(error)
-    described = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    """``ValueError: no such width (my/file.py, line 12)``: the exception and the line of user code.
+
+    Of a failed import, which a lazy package explains by its cause only, with the cause.
+    """
+    described = _named(error)
     if isinstance(error, SyntaxError):
         return described
+    cause = error.__cause__ if isinstance(error, ImportError) else None
+    while cause is not None:
+        described, cause = f"{described.rstrip('.')}; caused by {_named(cause)}", cause.__cause__
     return shortened(described, _MAX_CHARACTERS // 2, _MAX_LINES // 2) + _user_line(error)
+
+
+def _named(error: BaseException) -> str:
+    return f"{type(error).__name__}: {text_of(error)}".removesuffix(": ")
 
 
 def _user_line(error: BaseException) -> str:
