@@ -10,9 +10,9 @@ from printed import write_examples
 EXAMPLE = ROOT / "examples" / "watched_loop.py"
 
 
-def test_the_docs_test_of_a_loop_passes_with_the_settings_of_this_repository(tmp_path: Path) -> None:
+def test_the_docs_test_of_a_loop_passes(tmp_path: Path) -> None:
     write_examples("docs/watching.md", tmp_path)
-    quiet = ("-q", "-p", "no:cacheprovider", "-n", "0", "-c", str(ROOT / "pyproject.toml"), "test_loop.py")
+    quiet = ("-q", "-p", "no:cacheprovider", "test_loop.py")
     done = python("-m", "pytest", *quiet, folder=tmp_path, PYTHONPATH=str(ROOT))
     assert done.returncode == 0, done.stdout + done.stderr
     assert "1 passed" in done.stdout
