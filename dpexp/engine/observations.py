@@ -6,6 +6,7 @@ from typing import TypeVar
 
 from dpexp import devices
 from dpexp.config.run_config import RunConfig, config_digest
+from dpexp.data.dataset import even_rows
 from dpexp.distributed.world import Member
 from dpexp.engine.facts import directory, environment, file_hashes, torch_environment
 from dpexp.engine.prepared import Prepared
@@ -25,7 +26,8 @@ def run_facts(config: RunConfig, prepared: Prepared) -> Row:
     data = prepared.data
     named = references(config, prepared.factories)
     recorded = redact_values(config.to_dict() | {"batch_size": prepared.batch_size})
-    samples, batches = data.epochs.samples, prepared.batches_per_epoch
+    samples, rows = data.epochs.samples, prepared.batch_rows
+    is_even = [*rows.items()] == [*even_rows(samples, prepared.batch_size).items()]
     files = file_hashes(named, data.digest)
     return {
         "name": prepared.name,
@@ -41,7 +43,7 @@ def run_facts(config: RunConfig, prepared: Prepared) -> Row:
         "data": {
             "name": data.name,
             "samples": samples,
-            **({"batches": batches} if batches != -(-samples // prepared.batch_size) else {}),
+            **({} if is_even else {"batches": prepared.batches_per_epoch}),
             "description": data.description,
             "sha256": data.digest,
         },
