@@ -89,7 +89,7 @@ def run(
 
     ``model``, ``data`` and ``loss`` are texts as on the command line, or objects: a module, of which a copy
     is trained; a data set, a DataLoader, a list of batches, or tensors ``(x, y)``; a function. The batch size
-    is by default that of the loader or of the first batch. ``quiet`` hides the progress bar.
+    of the Record is that of the loader or of the largest batch. ``quiet`` hides the progress bar.
 
     ``validation`` is data, too, which is evaluated in eval mode after each epoch, or after the last of
     ``steps``; ``metrics`` are ``{name: function}``, or a function that returns ``{name: number}``. They get
@@ -107,12 +107,10 @@ def run(
     texts = {name: value for name, value in given.items() if isinstance(value, str)}
     objects = {name: value for name, value in given.items() if name not in texts and value is not None}
     if samples := {"data", "validation"} & objects.keys():
-        from dpexp.data.user_data import OwnBatches, rows_of_batch
+        from dpexp.data.user_data import OwnBatches
 
         lists = {name: objects[name] for name in samples if isinstance(objects[name], list)}
         objects |= {name: OwnBatches(batches) for name, batches in lists.items()}
-        rows = rows_of_batch(data) if "data" in objects else None
-        options = {"batch_size": rows, **options} if rows and isinstance(config, str) else options
     with live.named(objects) as names:
         complete = RunConfig.from_dict(flat | options | texts | names, where="")
         if objects and complete.options.launch_options and World.of() is None:

@@ -82,6 +82,18 @@ def test_a_program_may_give_its_data_in_any_form(form: str, dpexp_home: Path) ->
     assert (form == "inputs alone") == ("the data has no targets" in record.verification["note"])
 
 
+@pytest.mark.parametrize(
+    "data",
+    [(torch.randn(10, 5), torch.randn(10, 2)), DataLoader(pairs(10), batch_size=16)],
+    ids=["tensors", "loader"],
+)
+def test_a_batch_of_few_samples_is_all_of_them_and_the_record_says_so(data: Any, dpexp_home: Path) -> None:
+    record = dpexp.run("single", model=Net(), data=data, loss=squared, devices="cpu", **SHORT)
+    assert record.config["batch_size"] == 10
+    assert set(record.steps["samples"]) == {10}
+    assert "batch-size" not in record.verification["note"]
+
+
 def test_a_record_of_live_objects_says_so_and_is_not_reproduced(dpexp_home: Path) -> None:
     loss = lambda outputs, targets: squared(outputs, targets)  # noqa: E731
     record = dpexp.run("single", model=Net(), data=BATCHES, loss=loss, devices="cpu", **SHORT)

@@ -194,5 +194,6 @@ def _built(combination: Combination) -> RunConfig:
     values = {name: context.params[name] for name in option_names(strategy)}
     config = RunConfig.from_dict({"strategy": strategy, **values, "run_name": ""}, where="")
     with as_config_error("the start of the run"), redirect_stdout(sys.stderr):
-        prepare(config).release()
-    return config
+        prepared = prepare(config)
+        prepared.release()
+    return replace(config, batch_size=prepared.batch_size)

@@ -121,12 +121,21 @@ def text_of(error: BaseException) -> str:
 
 
 def describe(error: BaseException) -> str:
-    """``ValueError: no such width (my/file.py, line 12)``: the exception and the line of user code."""
-    text = text_of(error)
-    described = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    """``ValueError: no such width (my/file.py, line 12)``: the exception and the line of user code.
+
+    Of a failed import, which a lazy package explains by its cause only, with the cause.
+    """
+    described = _named(error)
     if isinstance(error, SyntaxError):
         return described
+    cause = error.__cause__ if isinstance(error, ImportError) else None
+    while cause is not None:
+        described, cause = f"{described.rstrip('.')}; caused by {_named(cause)}", cause.__cause__
     return shortened(described, _MAX_CHARACTERS // 2, _MAX_LINES // 2) + _user_line(error)
+
+
+def _named(error: BaseException) -> str:
+    return f"{type(error).__name__}: {text_of(error)}".removesuffix(": ")
 
 
 def _user_line(error: BaseException) -> str:
@@ -162,11 +171,11 @@ def merged(rows: Iterable[tuple[str, Content]]) -> list[tuple[str, Content]]:
 
 
 def _joined(several: Sequence[tuple[str, ...]], position: int) -> tuple[str, ...]:
-    """The parts of names that are equal but for an index: ``0-11``, or ``0,2,5`` where some are missing."""
+    """The parts of names that are equal but for an index: ``0-11``, or ``0-3,7`` where some are missing."""
     first = several[0]
     if len(several) == 1:
         return first
-    text = range_or_list(sorted({int(parts[position]) for parts in several}), ",")
+    text = ranges(sorted({int(parts[position]) for parts in several}), ",")
     return (*first[:position], text, *first[position + 1 :])
 
 
@@ -196,11 +205,9 @@ def span(run: range, joint: str = "-") -> str:
     return str(run[0]) if len(run) == 1 else f"{run[0]}{joint}{run[-1]}"
 
 
-def range_or_list(numbers: Iterable[int], joint: str = ", ") -> str:
-    """``0-24`` if no number is missing, else each of them: ``0, 1, 30``."""
-    numbers = list(numbers)
-    found = consecutive(numbers)
-    return span(found[0]) if len(found) == 1 else joint.join(map(str, numbers))
+def ranges(numbers: Iterable[int], joint: str = ", ") -> str:
+    """``0-15, 49``: numbers in order, those that follow each other as one range."""
+    return joint.join(map(span, consecutive(numbers)))
 
 
 def plural(count: int, noun: str) -> str:

@@ -21,6 +21,10 @@ from dpexp.config.strategy_options import STRATEGY_OPTIONS, StrategyOptions
 FILING = frozenset({"track", "track_timeout", "experiment", "run_name"})
 """The options that say where a run is kept, and under which names; they change nothing of it."""
 DTYPES = ("float32", "float64", "bfloat16", "float16")
+OWN = "FILE.py:NAME or package.module:NAME"
+"""How options name what a user has written."""
+BATCH_SIZE = 30
+"""The samples in a batch by default, of data that has so many."""
 MAX_VIRTUAL = 128
 """The most virtual devices: PyTorch keeps the number of a device in 8 bits, with a sign."""
 
@@ -37,21 +41,26 @@ class RunConfig:
     strategy: str
     model: str = option(
         "",
-        "Model and its options, as linear:in=5,out=2, or pkg.mod:factory. "
+        f"Model and its options, as linear:in=5,out=2; run.py models lists them. Or your own, {OWN}: a class "
+        "or a function that makes it, or a module. "
         "Default: linear; blocks for block, place, fsdp and custom; embedding for hybrid.",
         metavar="NAME[:KEY=VALUE,...]",
     )
     data: str = option(
         "random",
-        "Data: random[:samples=100], digits, text:PATH, clicks, pkg.mod:factory.",
+        f"random[:samples=100], digits, text:PATH or clicks. Or your own, {OWN}: tensors, a Dataset, a "
+        "DataLoader, or a function that makes them.",
         metavar="SOURCE",
     )
     loss: str = option(
-        "", "mse, l1, huber, cross_entropy or pkg.mod:function. Default: the model's, else by the targets."
+        "",
+        f"mse, l1, huber or cross_entropy. Or your own, {OWN}: a function of outputs and targets. "
+        "Default: the model's, else by the targets.",
     )
     metrics: str = option(
         "",
-        "pkg.mod:function of outputs and targets that gives {name: number}. Default: the model's metrics.",
+        f"Your own, {OWN}: a function of outputs and targets that returns {{name: number}}. "
+        "Default: the model's metrics.",
     )
     validation: str = option(
         "",
@@ -60,12 +69,17 @@ class RunConfig:
     )
     reduction: str = option(
         "",
-        "What the loss averages over, by which shards of a batch are weighted: rows, tokens (targets other "
-        "than -100), or sum. Default: tokens if the loss or the model has a method loss_weight, else rows.",
+        "What the loss of a batch is, by which the losses of its parts are weighted: a mean over its rows, a "
+        "mean over its tokens (targets other than -100), or a sum. "
+        "Default: tokens if the loss or the model has a method loss_weight, else rows.",
         choices=("", "rows", "tokens", "sum"),
     )
     batch_size: int = option(
-        30, "Samples in a global batch; the last of an epoch may have fewer.", min=1, max=10**9
+        BATCH_SIZE,
+        "Samples in a global batch, or all where the data has fewer than the default; the last of an epoch "
+        "may have fewer.",
+        min=1,
+        max=10**9,
     )
     steps: int = option(100, "Measured steps.", min=1, max=10**9)
     epochs: int | None = option(None, "Train for this number of epochs instead of --steps.", min=1, max=10**9)
@@ -80,7 +94,7 @@ class RunConfig:
     optimizer: str = option(
         "sgd",
         "sgd, momentum, adam, adamw, adamax, nadam, radam, adagrad, adadelta or rmsprop, "
-        "with options as adamw:weight_decay=0.01, or pkg.mod:factory.",
+        f"with options as adamw:weight_decay=0.01. Or your own, {OWN}: a function of the parameters.",
         metavar="NAME[:KEY=VALUE,...]",
     )
     lr: float = option(0.01, "Learning rate.", min=0.0)
@@ -103,14 +117,16 @@ class RunConfig:
     seed: int = option(0, "Seed of the weights, the data and its order.", min=0, max=2**63 - 1)
     threads: int | None = option(
         None,
-        "CPU threads of torch. Default: all cores but one, for the delivery to MLflow; OMP_NUM_THREADS wins.",
+        "CPU threads of torch in each process. Default: OMP_NUM_THREADS where it is set, else all cores but "
+        "one, which the delivery to MLflow uses.",
         min=1,
         max=1024,
     )
     devices: str = option(
         "auto",
         "auto (every accelerator; without one, whole, block, functional and place emulate two devices, "
-        "hybrid one), a number of accelerators, names as cuda:0,cuda:1, or cpu (none).",
+        "hybrid one), a number of accelerators, names as cuda:0,cuda:1, or cpu (none). ddp, fsdp and custom "
+        "with a mesh start a process for each, and on a machine without accelerators as many as the number.",
         metavar="DEVICES",
     )
     virtual: int | None = option(None, "Emulate this number of devices on the CPU.", min=1, max=MAX_VIRTUAL)

@@ -121,7 +121,7 @@ class WholeOptions(DataParallelOptions):
 
     strategy = "whole"
     made_by = "dpexp.strategies.replicas:Whole"
-    examples = ("--virtual 3", "--devices cuda:0,cuda:1 --batch-size 256")
+    examples = ("--virtual 3", "--devices cuda:0,cuda:1 --data digits --batch-size 256")
 
 
 @dataclass(frozen=True)
@@ -199,7 +199,10 @@ class PlaceOptions(StrategyOptions):
 
 @dataclass(frozen=True)
 class DdpOptions(LaunchOptions):
-    """DistributedDataParallel: one process per device, under torchrun."""
+    """DistributedDataParallel: one process per device.
+
+    The command starts the processes, as many as --devices says; torchrun may start them instead.
+    """
 
     strategy = "ddp"
     made_by = "dpexp.strategies.ranks:Ddp"
@@ -216,7 +219,10 @@ class DdpOptions(LaunchOptions):
 
 @dataclass(frozen=True)
 class FsdpOptions(LaunchOptions):
-    """FSDP2 fully_shard: one process per device, each with a part of every parameter."""
+    """FSDP2 fully_shard: one process per device, each with a part of every parameter.
+
+    The command starts the processes, as many as --devices says; torchrun may start them instead.
+    """
 
     strategy = "fsdp"
     made_by = "dpexp.strategies.ranks:Fsdp"

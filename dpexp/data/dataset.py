@@ -49,8 +49,7 @@ class Samples:
 
     def rows(self, batch_size: int) -> dict[int, int]:
         """{rows: how many batches of an epoch have so many}; those of the last batch come last."""
-        full, rest = divmod(self.samples, batch_size)
-        return {rows: count for rows, count in ((batch_size, full), (rest, 1)) if rows and count}
+        return even_rows(self.samples, batch_size)
 
     def batches(self, batch_size: int, seed: int, epoch: int, shuffle: bool) -> Iterator[Any]:
         """The batches of one epoch, which depend on seed and epoch only."""
@@ -106,6 +105,12 @@ class Dataset:
                 yield torch.tensor(self.epochs.samples)
 
         return tensors.digest(digested())
+
+
+def even_rows(samples: int, batch_size: int) -> dict[int, int]:
+    """``Samples.rows`` of so many samples: all batches but the last have the same size."""
+    full, rest = divmod(samples, batch_size)
+    return {rows: count for rows, count in ((batch_size, full), (rest, 1)) if rows and count}
 
 
 def unequal_rows(values: Any) -> str:

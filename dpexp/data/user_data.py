@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, IterableDataset, default_collate
+from torch.utils.data import IterableDataset, default_collate
 
 from dpexp import tensors
 from dpexp.config.errors import ConfigError, plural
@@ -89,14 +89,6 @@ class OwnBatches:
 
     def __iter__(self) -> Iterator[Any]:
         return (tensors.map_tensors(torch.clone, each) for each in self._batches)
-
-
-def rows_of_batch(data: Any) -> int | None:
-    """The rows of a batch of a loader or a list, or of the first of two; None where there are no batches."""
-    data = data[0] if isinstance(data, tuple) and data and isinstance(data[0], DataLoader) else data
-    if isinstance(data, DataLoader):
-        return getattr(data.batch_sampler, "batch_size", data.batch_size)
-    return as_batch(data[0], what="data").rows if isinstance(data, list) and data else None
 
 
 def _is_a_sample(values: Any) -> bool:

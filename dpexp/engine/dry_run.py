@@ -38,7 +38,7 @@ def dry_run(config: RunConfig) -> Row:
     return {
         "name": name,
         "execution": prepared.execution,
-        "config": config.to_dict(),
+        "config": config.to_dict() | {"batch_size": prepared.batch_size},
         "devices": {"requested": list(selection.requested), **used},
         "device_map": prediction.device_map,
         "batches": counts,

@@ -6,6 +6,7 @@ from typing import TypeVar
 
 from dpexp import devices
 from dpexp.config.run_config import RunConfig, config_digest
+from dpexp.data.dataset import even_rows
 from dpexp.distributed.world import Member
 from dpexp.engine.facts import directory, environment, file_hashes, torch_environment
 from dpexp.engine.prepared import Prepared
@@ -24,8 +25,9 @@ def run_facts(config: RunConfig, prepared: Prepared) -> Row:
     """The keys of a Record that are known before the run starts."""
     data = prepared.data
     named = references(config, prepared.factories)
-    recorded = redact_values(config.to_dict())
-    samples, batches = data.epochs.samples, prepared.batches_per_epoch
+    recorded = redact_values(config.to_dict() | {"batch_size": prepared.batch_size})
+    samples, rows = data.epochs.samples, prepared.batch_rows
+    is_even = [*rows.items()] == [*even_rows(samples, prepared.batch_size).items()]
     files = file_hashes(named, data.digest)
     return {
         "name": prepared.name,
@@ -41,7 +43,7 @@ def run_facts(config: RunConfig, prepared: Prepared) -> Row:
         "data": {
             "name": data.name,
             "samples": samples,
-            **({"batches": batches} if batches != -(-samples // prepared.batch_size) else {}),
+            **({} if is_even else {"batches": prepared.batches_per_epoch}),
             "description": data.description,
             "sha256": data.digest,
         },
@@ -183,9 +185,11 @@ def _merged_memory_use(by_rank: Sequence[list[Row]], names: Sequence[str]) -> li
 
 
 def _merged_work(by_rank: Sequence[Row], names: Sequence[str]) -> Row:
-    """The sum over ranks, or the first note of a rank whose step was not observed."""
+    """The sum over ranks, or what some could not count, or the first note of one that was not observed."""
     if notes := [row for row in by_rank if "note" in row]:
         return notes[0]
+    if uncounted := {name for row in by_rank for name in row.get("uncounted", ())}:
+        return {"rows": by_rank[0]["rows"], "flops": {}, "uncounted": sorted(uncounted)}
     flops = {name: sum(row["flops"][name] for row in by_rank) for name in by_rank[0]["flops"]}
     return {"rows": by_rank[0]["rows"], "flops": flops}
 

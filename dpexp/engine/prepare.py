@@ -12,11 +12,13 @@ from dpexp import devices, tensors
 from dpexp.config.errors import ConfigError, plural
 from dpexp.config.factories import Factory
 from dpexp.config.process import cores
-from dpexp.config.run_config import RunConfig
+from dpexp.config.run_config import BATCH_SIZE, RunConfig
 from dpexp.data import registry as data
 from dpexp.data.base import Source
-from dpexp.data.dataset import Dataset, Samples
+from dpexp.data.dataset import Dataset
+from dpexp.data.random_samples import RandomSource
 from dpexp.data.rng import generator, kept_globals, seed_globals
+from dpexp.data.stream import Stream
 from dpexp.distributed.devices import DeviceRequest
 from dpexp.distributed.group import ProcessGroup
 from dpexp.distributed.world import World
@@ -60,18 +62,19 @@ def prepare(
     check_not_scripted(model)
     cache_note = turn_off_cache(model)
     dataset = _dataset(config, source, model, found.get("validation")).to(dtype)
+    batch_size = _batch_size(config, dataset)
     prepared = Prepared(
         strategy,
         request,
         selection,
         model,
         dataset,
-        config.batch_size,
+        batch_size,
         config.seed,
         optimizer,
         dtype,
         config.autocast,
-        _schedule(config, dataset),
+        _schedule(config, dataset, batch_size),
         Evaluation(dataset.test, _metrics(found, model), bool(config.validation)),
         found,
         config.run_name,
@@ -86,24 +89,46 @@ def prepare(
     tensors.cast_module(model, dtype)
     if one_batch:
         try_one_batch(prepared)
-        notes = (source.note, dataset.objective.note, _unused_size(dataset, config.batch_size), cache_note)
+        notes = (
+            source.note,
+            dataset.objective.note,
+            _unused_size(config.batch_size, batch_size),
+            cache_note,
+        )
         prepared.note = "; ".join(filter(None, notes))
     return prepared
 
 
-def _unused_size(dataset: Dataset, batch_size: int) -> str:
-    """That the data has batches of its own; empty where ``--batch-size`` decides."""
-    first = next(iter(dataset.epochs.rows(batch_size)))
-    if isinstance(dataset.epochs, Samples) or first == batch_size:
+def _batch_size(config: RunConfig, dataset: Dataset) -> int:
+    """The most rows of a batch: ``--batch-size``, unless the data has batches of its own.
+
+    The default is all samples of data that has fewer. Raises ConfigError for more rows than samples.
+    """
+    wanted, epochs = config.batch_size, dataset.epochs
+    if isinstance(epochs, Stream):
+        return max(epochs.rows(wanted))
+    if wanted <= epochs.samples or wanted == BATCH_SIZE:
+        return min(wanted, epochs.samples)
+    is_random = config.data.partition(":")[0] == RandomSource.name
+    more = f"give --data {RandomSource.name}:samples={wanted}" if is_random else "give more data"
+    raise ConfigError(
+        f"--batch-size {wanted} is larger than the data, which has {plural(epochs.samples, 'sample')}: "
+        f"{more}, or a --batch-size of at most {epochs.samples}"
+    )
+
+
+def _unused_size(wanted: int, batch_size: int) -> str:
+    """That the data has batches of its own, where ``--batch-size`` asks for others; else empty."""
+    if wanted in (BATCH_SIZE, batch_size):
         return ""
-    return f"batches are those of the data, of {plural(first, 'row')}: --batch-size is not used"
+    return f"batches are those of the data, of {plural(batch_size, 'row')}: --batch-size is not used"
 
 
-def _schedule(config: RunConfig, dataset: Dataset) -> Schedule:
+def _schedule(config: RunConfig, dataset: Dataset, batch_size: int) -> Schedule:
     """The warm-up ends with a window of accumulation: a layout may count its batches to know the last."""
     steps, epochs, accumulate = config.steps, config.epochs, config.accumulate
     if epochs is not None:
-        steps = epochs * sum(dataset.epochs.rows(config.batch_size).values())
+        steps = epochs * sum(dataset.epochs.rows(batch_size).values())
     warmup = math.ceil(config.warmup / accumulate) * accumulate
     return Schedule(steps, epochs is not None, warmup, config.phase_steps, config.check, config.profile)
 

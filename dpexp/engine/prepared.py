@@ -46,10 +46,10 @@ class Schedule:
 class Prepared:
     """A run that can start: layout, devices, model (on the host), data, optimizer and schedule.
 
-    ``request`` asks for devices, of which this process uses those of ``selection``. ``optimizer`` is None
-    where the run does not train. ``dtype`` is that of the parameters, ``autocast`` that of mixed precision,
-    empty for none. ``factories`` has what the options name, by option (see ``references.factories``).
-    ``note`` is added to that of the verification.
+    ``request`` asks for devices, of which this process uses those of ``selection``. ``batch_size`` is the
+    most rows of a batch. ``optimizer`` is None where the run does not train. ``dtype`` is that of the
+    parameters, ``autocast`` that of mixed precision, empty for none. ``factories`` has what the options name,
+    by option (see ``references.factories``). ``note`` is added to that of the verification.
     """
 
     strategy: Strategy

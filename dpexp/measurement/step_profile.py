@@ -72,8 +72,14 @@ class StepProfile(StepObserver):
         self._work["flops"]["backward"] = self._counted.total - self._work["flops"]["forward"]
 
     def work(self) -> Row:
-        """``work`` of a Record, of this process: the FLOPs of its rows."""
-        return {"note": self.note} if self.note else self._work
+        """``work`` of a Record, of this process: the FLOPs of its rows.
+
+        None are known where an operator that multiplies matrices cannot be counted: ``uncounted``.
+        """
+        if self.note:
+            return {"note": self.note}
+        uncounted = sorted(self._counted.uncounted)
+        return self._work | ({"flops": {}, "uncounted": uncounted} if uncounted else {})
 
     def memory(self) -> list[Row]:
         """``memory_use`` of a Record, of this process: a row for each device."""

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any
 
-from dpexp.config.errors import plural, range_or_list
+from dpexp.config.errors import plural, ranges
 from dpexp.config.mesh import Mesh
 from dpexp.record.record import Record, Row
 
@@ -77,8 +77,22 @@ class Batches:
 
     @property
     def name(self) -> str:
-        """``batches 0-2``, ``batch 3``."""
-        return f"batch{'es' * (len(self.numbers) > 1)} {range_or_list(self.numbers)}"
+        """``batches 0-2, 5``, ``batch 3``."""
+        return named(self.numbers)
+
+
+def named(numbers: list[int]) -> str:
+    """The batches of these numbers: ``batches 0-2, 5``, ``batch 3``."""
+    return f"batch{'es' * (len(numbers) > 1)} {ranges(numbers)}"
+
+
+def unobserved(record: Record) -> list[int]:
+    """The numbers of the batches of an epoch whose shapes were not observed; a watched loop has no epochs."""
+    samples, size = record.data.get("samples"), record.config.get("batch_size")
+    if not record.shapes or not samples or not size:
+        return []
+    count = record.data.get("batches") or -(-samples // size)
+    return sorted({*range(count)} - {row["batch"] for row in record.shapes})
 
 
 def batches(record: Record) -> list[Batches]:

@@ -36,7 +36,7 @@ RECORD = "record.json"
 SWEEP_STRATEGY = "sweep"
 """The strategy of a sweep's own Record."""
 WATCH_STRATEGY = "watch"
-"""The strategy in the config of a watched loop; its Record has that of the layout, where that is plain."""
+"""The strategy of a watched loop; its config has the ``layout``, where that is plain."""
 COMPARISON = "report"
 """The folder in a sweep's folder with the comparison of its runs."""
 RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")

@@ -74,6 +74,11 @@ class Record:
         """Whether it is of a program's own loop, which dpexp cannot run again."""
         return self.config.get("strategy") == WATCH_STRATEGY
 
+    @property
+    def is_tracked(self) -> bool:
+        """Whether the run is to be in MLflow."""
+        return bool(self.config.get("track"))
+
     @classmethod
     def load(cls, path: Path) -> Record:
         """The Record of a run's folder, or of a Record's file.

@@ -29,7 +29,7 @@ def next_commands(record: Record) -> Section:
         dirty = ", with uncommitted changes" if git.get("dirty") else ""
         lines.append(f"code: commit {git['commit'][:10]}{dirty}")
     commands = [
-        ("look in MLflow", command("ui")),
+        *([("look in MLflow", command("ui"))] if record.is_tracked else []),
         ("show all", f"{runs} show {record.run_id} --full"),
         ("compare", f"{command('report')} {record.run_id} RUN"),
     ]

@@ -95,6 +95,11 @@ class Cell:
         return spread([sample for view in self.views for sample in figure.of(view)]) or {}
 
     @property
+    def noisy(self) -> int:
+        """How many of its runs cannot be judged."""
+        return sum(view.noise is not None for view in self.views)
+
+    @property
     def devices(self) -> int:
         """How many devices computed, without the host; 1 for the host alone."""
         return max(1, len(without_host(self.first)))
@@ -133,9 +138,13 @@ class Group:
     @property
     def baseline(self) -> Cell:
         """The first ``single``, else the cell with the fewest devices, the first of equals."""
-        by_start = sorted(self.cells, key=lambda cell: cell.first.started)
-        single = next((cell for cell in by_start if cell.first.strategy == REFERENCE), None)
-        return single or min(by_start, key=lambda cell: cell.devices)
+        single = next((cell for cell in self.by_start if cell.first.strategy == REFERENCE), None)
+        return single or min(self.by_start, key=lambda cell: cell.devices)
+
+    @property
+    def by_start(self) -> list[Cell]:
+        """In the order of their first runs."""
+        return sorted(self.cells, key=lambda cell: cell.first.started)
 
     @property
     def newest(self) -> str:
@@ -149,8 +158,9 @@ class Group:
 
     @property
     def ranked(self) -> list[Cell]:
-        """Fastest first."""
-        return sorted(self.cells, key=lambda cell: cell.typical_ms)
+        """Fastest first; empty where a run cannot be judged."""
+        is_judged = not any(cell.noisy for cell in self.cells)
+        return sorted(self.cells, key=lambda cell: cell.typical_ms) if is_judged else []
 
 
 @dataclass

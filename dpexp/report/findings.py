@@ -19,6 +19,7 @@ from typing import Literal
 
 from dpexp.config.errors import plural
 from dpexp.record.batches import replicated_bytes
+from dpexp.record.files import PROFILE_TRACE
 from dpexp.record.phases import Phase, union_length
 from dpexp.record.record import Record
 from dpexp.record.view import RecordView
@@ -62,8 +63,13 @@ def finding(name: str, needs: Needs = "record") -> Callable[[Find], Find]:
 
 
 def findings_of(record: Record | RecordView) -> list[Finding]:
-    """What is found in a run. Nothing is concluded from times that cannot be judged."""
+    """What is found in a run. Nothing is concluded from times that cannot be judged.
+
+    A loop that is watched has no findings: its steps are slower than usual, and it has no options to change.
+    """
     view = RecordView.of(record)
+    if view.record.is_watched:
+        return []
     is_judged = view.usual is not None and view.noise is None
     has: dict[Needs, bool] = {
         "record": True,
@@ -169,9 +175,16 @@ def overhead(view: RecordView) -> Found:
         f"Replicas compute during {units.ms(computing)} of the forward's {units.ms(forward)}; scatter, "
         f"replicate and gather take {units.ms(copies)}, and in the other {units.ms(rest)} threads start, "
         "wait or are held up.",
-        "Give each device more to do, by a larger --batch-size or a larger model, or use one device. "
-        "timeline.html shows the gaps, and --profile what fills them.",
+        "Give each device more to do, by a larger --batch-size or a larger model, or use one device."
+        + _gaps(view.record),
     )
+
+
+def _gaps(record: Record) -> str:
+    """Where the time between computing is seen: ``timeline.html`` is made for MLflow."""
+    in_mlflow = " timeline.html in MLflow shows the gaps." if record.is_tracked else ""
+    has_profile = "steps" in record.work.get("profile", {})
+    return f"{in_mlflow} {PROFILE_TRACE if has_profile else '--profile'} shows what fills them."
 
 
 def _replicas_ms(view: RecordView) -> float | None:

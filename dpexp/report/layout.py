@@ -98,10 +98,16 @@ def where(record: Record) -> str:
 
 
 def stage(record: Record) -> str:
-    """The devices of a run in words: ``8 virtual devices``, ``the host and 2 real devices``, ``the host``."""
-    count = len(without_host(record))
+    """The devices of a run in words: ``8 virtual devices``, ``the host and 2 real devices``, ``the host``.
+
+    Ranks on the host, of a loop that is watched, are ``2 processes``.
+    """
+    used = without_host(record)
+    count = len(used)
     if not count:
         return "the host"
+    if record.execution == "real" and all(name.startswith("cpu:") for name in used):
+        return plural(count, "process")
     counted = plural(count, f"{record.execution} device")
     return f"the host and {counted}" if "cpu" in record.devices["used"] else counted
 

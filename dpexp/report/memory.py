@@ -1,6 +1,6 @@
 """Memory and work: what the observed step had and computed; and where its profile is."""
 
-from dpexp.config.errors import plural
+from dpexp.config.errors import listed, plural
 from dpexp.record.files import PROFILE_TABLE, PROFILE_TRACE
 from dpexp.record.record import Record
 from dpexp.record.view import CATEGORIES, RecordView
@@ -29,6 +29,8 @@ def work_section(view: RecordView) -> Section | None:
 
 def _computed(view: RecordView) -> str:
     """What a step computes, and how fast if that can be judged."""
+    if uncounted := view.record.work.get("uncounted"):
+        return f"FLOPs are not known: PyTorch has no formula for {listed(uncounted)}"
     parts = [f"{units.flop(count)} in {name}" for name, count in view.flops.items()]
     if not parts:
         return ""
@@ -51,6 +53,6 @@ def profile_section(record: Record) -> Section | None:
         return Section("Profile", (found["note"],))
     line = (
         f"{plural(found['steps'], 'step')} under torch.profiler: {PROFILE_TRACE} opens in ui.perfetto.dev, "
-        f"{PROFILE_TABLE} has the costliest operators; both are in the run's folder and in MLflow"
+        f"{PROFILE_TABLE} has the costliest operators; both are in the run's folder"
     )
-    return Section("Profile", (line,))
+    return Section("Profile", (f"{line} and in MLflow" if record.is_tracked else line,))

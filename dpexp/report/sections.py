@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from dpexp.config.errors import listed, merged, plural, shortened
-from dpexp.record.batches import Batches, optimizer_rows
+from dpexp.record.batches import Batches, named, optimizer_rows, unobserved
 from dpexp.record.figures import At, figures
 from dpexp.record.phases import Phase
 from dpexp.record.record import Record
@@ -33,7 +33,8 @@ def sections(view: RecordView, *, full: bool = False) -> list[Section]:
     A short report has the first finding, no memory, and few lines of shapes and of the device map.
     """
     record, findings = view.record, findings_of(view)
-    shapes, device_map = shapes_section(view.batches), device_map_section(view)
+    shapes = shapes_section(view.batches, unobserved(record))
+    device_map = device_map_section(view)
     parts = [
         _run(view, findings),
         verification.verification_section(record, full),
@@ -54,7 +55,8 @@ def sections(view: RecordView, *, full: bool = False) -> list[Section]:
 def _run(view: RecordView, findings: Sequence[Finding]) -> Section:
     record, facts = view.record, view.record.verification
     mood = {"finished": "", "running": "warn"}.get(record.status, "bad")
-    if record.damage or record.execution == "passthrough":
+    is_passthrough = record.execution == "passthrough"
+    if record.damage or is_passthrough:
         mood = mood or "warn"
     title = f"Run {record.name} ({record.run_id})" if record.name else f"Run {record.run_id}"
     lines = [
@@ -64,7 +66,7 @@ def _run(view: RecordView, findings: Sequence[Finding]) -> Section:
         _steps(view),
         _rates(view),
         *verification.verification_lines(facts),
-        "to see replicas, emulate devices: --virtual 2" if record.execution == "passthrough" else "",
+        "to see replicas, emulate devices: --virtual 2" if is_passthrough and not record.is_watched else "",
         layout.emulation(record),
         f"DAMAGED: {'; '.join(record.damage)}" if record.damage else "",
     ]
@@ -75,7 +77,7 @@ def _verdict(view: RecordView, findings: Sequence[Finding]) -> str:
     """How the run was executed, whether it is verified, its step time, and the first of its findings.
 
     Of a run that cannot be judged: why, and its rate by wall clock. Of one that can, although interruptions
-    hold most of its time: how many they are.
+    hold most of its time: how many they are. Of a loop that is watched: how many steps were compared.
     """
     record, usual = view.record, view.usual
     if record.error:
@@ -85,6 +87,8 @@ def _verdict(view: RecordView, findings: Sequence[Finding]) -> str:
         return f"{record.status.upper()}: the report shows what was recorded until then"
     execution = EXECUTIONS.get(record.execution, record.execution or "not started")
     parts = [f"{execution}, {verification.verified(record.verification)}"]
+    if record.is_watched:
+        return f"{parts[0]}; {plural(record.verification.get('steps') or 0, 'step')} compared"
     if view.noise is not None:
         wall = view.wall_samples_per_s
         parts.append(f"cannot be judged: {units.noise_text(view.noise)}")
@@ -102,7 +106,8 @@ def _config(view: RecordView) -> str:
     get = view.record.config.get
     rows = view.largest.rows if view.largest is not None else get("batch_size", "?")  # data may have its own
     if view.record.is_watched:
-        return f"a training loop of its own, model {get('model')}, calls of {rows} rows"
+        layout_text = f" in {get('layout')}" if get("layout") else ""
+        return f"a training loop of its own, model {get('model')}{layout_text}, calls of {rows} rows"
     forward = ", forward only" if get("eval") else ""
     return (
         f"model {get('model', '?')}, data {get('data', '?')}, batches of {rows}, "
@@ -145,8 +150,11 @@ def _rates(view: RecordView) -> str:
 # --- shapes and device map -----------------------------------------------------------------------
 
 
-def shapes_section(groups: Sequence[Batches]) -> Section | None:
-    """How batches are split, and the shapes of every call; modules and replicas that are alike in one row."""
+def shapes_section(groups: Sequence[Batches], others: list[int] | None = None) -> Section | None:
+    """How batches are split, and the shapes of every call; modules and replicas that are alike in one row.
+
+    ``others`` are the numbers of batches that were not observed.
+    """
     if not groups:
         return None
     rows = []
@@ -154,10 +162,11 @@ def shapes_section(groups: Sequence[Batches]) -> Section | None:
         batch = group.name.partition(" ")[2]
         calls = [(call.name, (*units.call_texts(call), call.where)) for call in group.calls]
         rows += [(batch, name, *content) for name, content in merged(calls)]
-    lines = tuple(f"{group.name}: {units.batches_text(group)}" for group in groups)
-    return Section(
-        "Shapes", lines, table=Table(("batch", "module", "inputs", "outputs", "where"), tuple(rows))
-    )
+    lines = [f"{group.name}: {units.batches_text(group)}" for group in groups]
+    if others:
+        lines.append(f"{named(others)}: not observed")
+    table = Table(("batch", "module", "inputs", "outputs", "where"), tuple(rows))
+    return Section("Shapes", tuple(lines), table=table)
 
 
 def device_map_section(view: RecordView) -> Section | None:
@@ -235,7 +244,8 @@ def _phase_text(phase: Phase) -> str:
 def _findings(record: Record, findings: Sequence[Finding], full: bool) -> Section | None:
     found = [f"{finding.text} {finding.advice}" for finding in findings]
     if not found:
-        return Section("Findings", ("none",)) if record.status == "finished" else None
+        is_complete = record.status == "finished" and not record.is_watched
+        return Section("Findings", ("none",)) if is_complete else None
     if not full and len(found) > 1:
         found[1:] = [f"and {len(found) - 1} more: {', '.join(finding.name for finding in findings[1:])}"]
     return Section("Findings", tuple(found), "warn")

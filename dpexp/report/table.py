@@ -9,6 +9,9 @@ from dpexp.report.compare import Cell, Comparison, Group
 from dpexp.report.intervals import ONE_RUN, Interval
 from dpexp.report.section import Section, Table
 
+OF_TWO_CELLS = ("speed_up", "efficiency")
+"""Figures of a cell beside the baseline, which both must be judged for."""
+
 
 def comparison_sections(comparison: Comparison) -> list[Section]:
     """A section for each group, then the runs that are not ranked or left out, with the reasons."""
@@ -58,7 +61,7 @@ def verdict(speed_up: Interval) -> str:
 
 
 def _group(group: Group, number: int) -> Section:
-    cells, key = group.ranked, group.key
+    cells, key = group.ranked or group.by_start, group.key
     names = labels(cells)
     config, rows = group.cells[0].first.config, plural(group.cells[0].rows, "row")
     forward = ", forward only" if config.get("eval") else ""
@@ -66,7 +69,8 @@ def _group(group: Group, number: int) -> Section:
         f"{key.execution} on {units.counted(key.machine, ', ')}; model {config.get('model')}, "
         f"data {config.get('data')}, {rows}, {config.get('dtype')}{forward}; {dates(cells)}"
     )
-    lines = (about, _fastest(names, cells), *_caveats(group, names, cells))
+    first = _fastest(names, cells) if group.ranked else _not_ranked(names, cells)
+    lines = (about, first, *_caveats(group))
     columns = {
         "run": names,
         "id": [cell.first.run_id for cell in cells],
@@ -98,15 +102,24 @@ def _fastest(names: Sequence[str], cells: Sequence[Cell]) -> str:
     return f"{names[0]} is the fastest: {_interval(lead)} over {names[1]}, the next"
 
 
-def _caveats(group: Group, names: Sequence[str], cells: Sequence[Cell]) -> list[str]:
-    """What limits the comparison: runs that cannot be judged, single runs, runs of no common sweep."""
+def _not_ranked(names: Sequence[str], cells: Sequence[Cell]) -> str:
+    noisy = (
+        f"{plural(cell.noisy, 'run')} of {name}"
+        for cell, name in zip(cells, names, strict=True)
+        if cell.noisy
+    )
+    return (
+        f"nothing is ranked: too noisy to be judged: {', '.join(noisy)}; "
+        "run them again on an otherwise idle machine, with more steps"
+    )
+
+
+def _caveats(group: Group) -> list[str]:
+    """What limits the speed-ups: single runs, runs of no common sweep."""
     lines = []
-    noisy = [sum(view.noise is not None for view in cell.views) for cell in cells]
-    if any(noisy):
-        counted = zip(noisy, names, strict=True)
-        which = ", ".join(f"{plural(count, 'run')} of {name}" for count, name in counted if count)
-        lines.append(f"too noisy to be judged: {which}")
-    others = [cell for cell in group.cells if cell is not group.baseline]
+    others = [
+        cell for cell in group.cells if cell is not group.baseline and _is_compared(cell, group.baseline)
+    ]
     if any(not cell.speed_up(group.baseline).is_known for cell in others):
         lines.append(
             "a config that ran once has no interval: its steps do not show how far the next run will lie; "
@@ -123,10 +136,18 @@ def _caveats(group: Group, names: Sequence[str], cells: Sequence[Cell]) -> list[
     return lines
 
 
+def _is_compared(cell: Cell, baseline: Cell) -> bool:
+    return not (cell.noisy or baseline.noisy)
+
+
 def _text(cell: Cell, figure: Figure, baseline: Cell) -> str:
     """A figure of a cell as the table has it."""
+    if figure.name == "speed_up" and cell is baseline:
+        return "baseline"
+    if figure.name in OF_TWO_CELLS and not _is_compared(cell, baseline):
+        return "-"
     if figure.name == "speed_up":
-        return "baseline" if cell is baseline else _speed_up(cell.speed_up(baseline))
+        return _speed_up(cell.speed_up(baseline))
     if figure.name == "efficiency":
         return units.text(cell.efficiency(baseline), figure.unit)
     number = cell.number(figure)

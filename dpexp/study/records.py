@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from dpexp.config.run_config import FILING, RunConfig, known_options
+from dpexp.config.run_config import BATCH_SIZE, FILING, RunConfig, known_options
 from dpexp.config.strategy_options import REFERENCE
 from dpexp.record.files import JournalError
 from dpexp.record.record import NOT_OF_DPEXP, Record, Row
@@ -76,22 +76,23 @@ def changed_fields(run: RunConfig, recorded: Row) -> list[str]:
     """The fields of a config that differ from a recorded one.
 
     Where the run is filed, and how it is delivered, does not count. A Record that is older than an option
-    was made with the option's default.
+    was made with the option's default, and one of the default batch size has the size that the data gave.
     """
     wanted, defaults = run.to_dict(), RunConfig(run.strategy).to_dict()
     keys = (wanted.keys() | known_options(recorded).keys()) - FILING
+    keys -= {"batch_size"} if run.batch_size == BATCH_SIZE else set()
     return sorted(key for key in keys if wanted.get(key) != recorded.get(key, defaults.get(key)))
 
 
 def speed_ups(runs: Mapping[str, Record]) -> list[Row]:
     """``{run, speed_up}`` of each run over the single device of its round that did the same work.
 
-    ``runs`` are the Records by name.
+    ``runs`` are the Records by name. A run that cannot be judged has none.
     """
     found = [
         ((name.rpartition(".r")[2], record.config.get("seed"), group_key(record)), record, usual)
         for name, record in runs.items()
-        if (usual := RecordView(record).usual) is not None
+        if (usual := (view := RecordView(record)).usual) is not None and view.noise is None
     ]
     singles = {key: usual.median for key, record, usual in found if record.strategy == REFERENCE}
     return [

@@ -113,12 +113,15 @@ class Layout(NamedTuple):
         }
         return cls(devices, rows, names)
 
-    def execution(self, strategy: str) -> str:
-        """``virtual`` where devices are emulated, ``passthrough`` for a DataParallel that has none."""
+    def execution(self, wrapper: str) -> str:
+        """``virtual`` where replicas are emulated, ``passthrough`` for a DataParallel that has none.
+
+        Ranks on the host are real, as one process is.
+        """
         used = self.devices["used"]
-        if any(name.startswith("cpu:") for name in used):
+        if not self.ranks and any(name.startswith("cpu:") for name in used):
             return "virtual"
-        return "passthrough" if strategy == "whole" and set(used) == {"cpu"} else "real"
+        return "passthrough" if wrapper == "whole" and set(used) == {"cpu"} else "real"
 
 
 def on_device(rows: list[Row], device: str) -> list[Row]:

@@ -92,21 +92,22 @@ class Recording:
         self,
         model: nn.Module,
         group: ProcessGroup,
-        strategy: str = WATCH_STRATEGY,
+        wrapper: str = WATCH_STRATEGY,
         replicas: Sequence[str] = (),
         **options: Any,
     ) -> None:
         """Record where the parameters of the model are; every rank must call this.
 
-        ``replicas`` are the devices of its copies in this process; ``options`` are what the config is to have
-        besides, such as the optimizer.
+        ``wrapper`` is the strategy of a wrapper around it, where that is plain, and ``replicas`` are the
+        devices of its copies in this process. ``options`` are what the config is to have besides, such as the
+        optimizer.
         """
         layout = Layout.of(model, group, replicas)
+        options |= {"layout": wrapper} if wrapper != WATCH_STRATEGY else {}
         self._ranks, self._config = layout.ranks, self._config | plain(options)
         self._dtype = next((row["dtype"] for row in layout.device_map if row["kind"] == "parameter"), "")
         self._set(
-            strategy=strategy,
-            execution=layout.execution(strategy),
+            execution=layout.execution(wrapper),
             devices=layout.devices,
             device_map=layout.device_map,
             config=self._config,

@@ -90,6 +90,7 @@ def test_a_combination_that_its_strategy_refuses_is_left_out_and_named_once() ->
         (["whole", "--virtual"], "--virtual needs a value"),
         (["whole", "--virtual", "2,two"], "Invalid value for '--virtual'"),
         (["whole", "--virtual", "2", "--batch-size", "30,0"], "--batch-size 0: it must be at least 1"),
+        (["single", "--batch-size", "100,600"], "--batch-size 600 is larger than the data"),
         (["whole", "--virtual", "2", "--model", "linear,liner"], "unknown model 'liner'"),
         (["single", "--virtual", "2"], "single --virtual 2: .*single uses one"),
         (["single", "--experiment", "a,b"], "give one name"),

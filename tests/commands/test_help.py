@@ -1,10 +1,12 @@
 """The help of a script, and a list of runs, is there at once: it imports no library that takes seconds."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
 
-from command_lines import ROOT
+import pytest
+from command_lines import ROOT, script
 
 CODE = """
 import sys
@@ -24,3 +26,16 @@ def test_help_and_lists_import_no_heavy_library(dpexp_home: Path) -> None:
     scripts = sorted(path.name for path in (ROOT / "scripts").glob("*.py"))
     assert len(scripts) > 4
     subprocess.run([sys.executable, "-c", CODE, *scripts], cwd=ROOT, check=True)
+
+
+@pytest.mark.parametrize("option", ["--model", "--data", "--loss", "--metrics", "--optimizer"])
+def test_the_help_says_how_to_name_what_a_user_has_written(option: str) -> None:
+    shown = " ".join(re.sub("[│╭╰─╮╯]", " ", script("run.py", "ddp", "--help", COLUMNS="100").stdout).split())
+    _, _, after = shown.partition(f" {option} ")
+    assert "FILE.py:NAME or package.module:NAME" in after.partition("[env var: ")[0]
+
+
+def test_the_help_of_ddp_says_who_starts_its_processes() -> None:
+    shown = script("run.py", "ddp", "--help").stdout
+    assert "DistributedDataParallel: one process per device." in shown
+    assert "The command starts the processes" in shown

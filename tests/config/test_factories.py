@@ -137,6 +137,18 @@ def test_a_failing_import_of_a_file_is_explained(tmp_path: Path, content: str, w
         call(f"{tmp_path}/bad.py:make")
 
 
+def test_a_failing_import_of_a_lazy_package_is_explained_by_its_cause(tmp_path: Path) -> None:
+    file = tmp_path / "lazy.py"
+    raising = "def net():\n    try:\n        raise RuntimeError('operator torchvision::nms does not exist')\n"
+    file.write_text(
+        f"{raising}    except RuntimeError as error:\n        raise ImportError('no Net.') from error\n"
+    )
+    factory = find("--model", f"{file}:net", {})
+    said = r"raised ImportError: no Net; caused by RuntimeError: operator torchvision::nms does not exist \("
+    with pytest.raises(ConfigError, match=said):
+        factory.call(factory.load())
+
+
 def test_modules_of_the_current_directory_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])

@@ -104,6 +104,10 @@ CASES = [
     done("whole --model $user:Lazy --virtual 2", "first"),
     # data, losses and optimizers
     bad("whole --data random:samples=0", "--data random:samples=0: it needs at least 1 sample"),
+    bad("whole --batch-size 600 --dry-run", "--batch-size 600 is larger than the data, which has 100",
+        "give --data random:samples=600, or a --batch-size of at most 100"),
+    bad("ddp --virtual 2 --batch-size 101", "--batch-size 101 is larger than the data, which has 100"),
+    bad("single --data digits --batch-size 2000", "give more data, or a --batch-size of at most 1437"),
     bad("hybrid --data text:short.txt", "has 5 bytes; length=32 needs at least 33",
         files={"short.txt": b"brief"}),
     bad("hybrid --data text:/dev/zero", "there is no file /dev/zero"),

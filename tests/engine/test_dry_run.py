@@ -135,7 +135,7 @@ def test_a_dry_run_for_devices_that_are_not_here_is_that_of_virtual_ones(
 
 @pytest.mark.parametrize(("named", "ranks"), [({"devices": "100"}, 100), ({"virtual": 4}, 4)])
 def test_a_dry_run_of_ranks_names_the_device_of_each(named: dict[str, Any], ranks: int) -> None:
-    planned = dry_run(RunConfig("ddp", batch_size=1000, **named))
+    planned = dry_run(RunConfig("ddp", data="random:samples=1000", batch_size=1000, **named))
     assert planned["name"] == f"ddp-linear-{ranks}xcpu"
     assert planned["devices"]["used"] == [f"cpu:{rank}" for rank in range(ranks)]
 

@@ -216,7 +216,6 @@ def preload() -> None:
     for name in (*PRELOADED, *ours):
         if name != RUN_AS_MAIN:
             importlib.import_module(name)
-    importlib.import_module("torchvision_operators").define_missing()
     sys.modules[Path(__file__).stem] = sys.modules["__main__"]
     inspect.getmodule(sys._getframe())  # which lists the files of all modules
 

@@ -1,6 +1,7 @@
 """torchvision beside a CPU build of torch: its package on the index needs CUDA, and then its import fails.
 
-The models use none of its operators, but the import wants to know them.
+The models use none of its operators, but the import wants to know them. Only ``standard_models.py`` needs
+this: torchvision is not among the packages of the tests, as Transformers cannot be imported beside it either.
 """
 
 import importlib.util

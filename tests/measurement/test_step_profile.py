@@ -16,6 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from dpexp.config.run_config import RunConfig
 from dpexp.measurement.observe import size_of
 from dpexp.record.record import Record, Row
+from dpexp.report import summary
 
 DEPTH, WIDTH, ROWS = 4, 16, 12
 FLOAT = 4
@@ -118,6 +119,38 @@ def test_flops_are_those_of_the_counter_of_pytorch(dpexp_home: Path) -> None:
     assert sum(found["flops"].values()) == counter.get_total_flops()
     # backward has a product for the weights, and but for the first layer one for the inputs
     assert found["flops"] == {"forward": DEPTH * product, "backward": (2 * DEPTH - 1) * product}
+
+
+class Attending(Chain):
+    """Chain, and an attention of its rows to each other: most of its work, by an operator of its own."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows: torch.Tensor = self.layers(x)[None, None]
+        return nn.functional.scaled_dot_product_attention(rows, rows, rows)[0, 0]
+
+
+class Recurrent(Chain):
+    """Chain, and a recurrent layer, one operator whose products PyTorch does not count."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn = nn.LSTM(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        outputs: torch.Tensor = self.rnn(self.layers(x))[0]
+        return outputs
+
+
+@pytest.mark.parametrize("model", [Attending, Recurrent])
+def test_flops_are_given_only_if_all_products_are_counted(dpexp_home: Path, model: type[nn.Module]) -> None:
+    """PyTorch has no formula for a recurrent layer, and before 2.15 none for attention on a CPU."""
+    record = profiled(dpexp_home, "single", model=model.__name__, devices="cpu")
+    if "forward" in record.work["flops"]:
+        assert model is Attending
+        assert record.work["flops"]["forward"] == 2 * ROWS * WIDTH * (DEPTH * WIDTH + 2 * ROWS)
+    else:
+        assert "flops_per_s" not in record.summary
+        assert f"no formula for {record.work['uncounted'][0]}" in summary(record, full=True)
 
 
 def test_what_cannot_be_observed_is_left_out(dpexp_home: Path) -> None:

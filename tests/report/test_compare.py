@@ -19,6 +19,7 @@ from dpexp.report.compare import Comparison, compare
 from dpexp.report.intervals import Interval
 from dpexp.report.markdown import write_report
 from dpexp.report.table import comparison_sections
+from dpexp.study.records import speed_ups
 
 Save = Callable[..., Path]
 
@@ -101,6 +102,22 @@ def test_cells_of_one_run_have_figures_and_neither_interval_nor_verdict(save: Sa
     assert "a config that ran once has no interval" in found
     assert "whole-2 has the shortest step: 4.00x from one run each over single, the next" in found
     assert not re.search("faster|fastest|noise", found)
+
+
+def test_nothing_is_ranked_where_a_run_cannot_be_judged(save: Save) -> None:
+    unsure = whole(2, step_ms=1.0)
+    unsure.steps["time_ms"] = [0.5, 4.0, 1.0, 9.0, 2.0] * 20
+    judged = [save(make(), number) for number, make in enumerate((single, partial(whole, 4, step_ms=8.0)))]
+    compared = compare([save(unsure, 9), *judged])
+    found = text(compared)
+    assert "nothing is ranked: too noisy to be judged: 1 run of whole-2; run them again" in found
+    assert not re.search("fastest|shortest", found)
+    assert re.search(r"^ +whole-2 +\d+ .* -  ", found, re.MULTILINE), "no speed-up of it"
+    assert re.search(r"^ +whole-4 +\d+ .*x from one run each  ", found, re.MULTILINE), "two that are judged"
+    runs = {f"{name}.r1": Record.load(folder) for name, folder in zip("ab", judged, strict=True)}
+    assert len(speed_ups(runs)) == 2
+    assert speed_ups({"a.r1": runs["a.r1"], "c.r1": unsure})[0]["run"] == runs["a.r1"].run_id
+    assert len(speed_ups({"a.r1": runs["a.r1"], "c.r1": unsure})) == 1
 
 
 def test_runs_of_the_same_round_of_a_sweep_are_paired(save: Save) -> None:

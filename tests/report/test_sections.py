@@ -103,6 +103,43 @@ def test_batches_show_how_they_were_split(devices: int, full: str, last: str) ->
     assert f"batch 3: 10 rows -> {last}\n" in text
 
 
+def test_batches_are_ranges_and_those_that_were_not_observed_are_said_to_be_so() -> None:
+    record = whole(2, batches=(30,) * 50)
+    record.shapes = [row for row in record.shapes if row["batch"] < 16 or row["batch"] == 49]
+    text = report.summary(record, width=100)
+    assert "  batches 0-15, 49: 30 rows -> 15 + 15\n  batches 16-48: not observed\n" in text
+    assert "not observed" not in report.summary(whole(2), full=True)
+
+
+def test_a_report_names_only_what_its_run_has() -> None:
+    """An untracked run has no page in MLflow, and a run without a profile no file of it."""
+    idle = {"phases": PHASES | {"replicate": 1.0}, "replica_share": 0.1}
+    tracked, untracked, profiled = whole(2, **idle), whole(2, **idle), whole(2, **idle)
+    for record in (untracked, profiled):
+        record.config["track"] = False
+    profiled.work = {"profile": {"steps": 3}}
+    said = {
+        name: flat(report.summary(each, full=True))
+        for name, each in (("tracked", tracked), ("untracked", untracked), ("profiled", profiled))
+    }
+    assert "look in MLflow" in said["tracked"]
+    assert "timeline.html in MLflow shows the gaps. --profile shows what fills them." in said["tracked"]
+    assert not re.search(r"MLflow|timeline\.html", said["untracked"] + said["profiled"])
+    assert "profile.json.gz shows what fills them." in said["profiled"]
+
+
+def test_a_watched_loop_begins_with_its_verdict_and_gets_no_advice_for_runs() -> None:
+    watched = whole(2, execution="passthrough", name="watch-Net")
+    watched.config = {"strategy": "watch", "model": "Net", "layout": "whole", "track": True}
+    watched.steps["time_ms"] = [0.5, 4.0, 1.0, 9.0, 2.0] * 20
+    watched.verification |= {"steps": 4, "tolerance": 1e-5}
+    text = report.summary(watched, width=120)
+    title, verdict, *_ = text.splitlines()
+    assert verdict.endswith(", verified to 1e-05; 4 steps compared"), title
+    assert "model Net in whole" in text
+    assert not re.search("cannot be judged: |--steps|--virtual|Findings", text)
+
+
 def test_layers_and_replicas_that_are_alike_share_a_row() -> None:
     text = report.summary(whole(64, modules=12, batches=(512, 512)), width=80, full=True)
     assert len(re.findall(r"layers\.0-11\.linear +64 × \(8, 5\) +64 × \(8, 2\) +64 replicas", text)) == 1

@@ -1,5 +1,6 @@
 """Standard models, laid out rightly, are verified or said not to be comparable, and their bugs are found."""
 
+import importlib.util
 import json
 from collections.abc import Iterable, Sequence
 from itertools import product
@@ -15,6 +16,10 @@ ONE_VALUE = "ValueError: Expected more than 1 value per channel"
 """PyTorch's error of a batch norm over one value: the third of three replicas has one of five rows."""
 OVER_ONE_VALUE = ("resnet18", "shufflenet_v2_x0_5")
 
+without_torchvision = pytest.mark.skipif(
+    importlib.util.find_spec("torchvision") is None, reason="torchvision is not installed"
+)
+MODELS = [*(pytest.param(model, marks=without_torchvision) for model in VISION), *LANGUAGE]
 RIGHT, WRONG = ("5", "16"), ("16,scaled", "16,averaged")
 
 
@@ -65,12 +70,12 @@ def check_wrong(models: Iterable[str], layouts: Sequence[str]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", [*VISION, *LANGUAGE])
+@pytest.mark.parametrize("model", MODELS)
 def test_a_model_is_verified_in_every_layout(model: str) -> None:
     check_right([model], tuple(LAYOUTS))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", [*VISION, *LANGUAGE])
+@pytest.mark.parametrize("model", MODELS)
 def test_a_bug_in_any_layout_of_a_model_is_found(model: str) -> None:
     check_wrong([model], tuple(LAYOUTS))

@@ -158,7 +158,8 @@ def test_ranks_are_one_run_and_one_that_starts_again_continues_it(
     _, run_id = run_program(tmp_path, "restart", *AGENT, "2", "--max-restarts", "1")
     assert [path.name for path in (dpexp_home / "runs").iterdir()] == [run_id]
     record = record_of(dpexp_home, run_id)
-    assert (record.status, record.strategy, record.execution) == ("finished", "ddp", "virtual")
+    assert (record.status, record.strategy, record.execution) == ("finished", "watch", "real")
+    assert record.config["layout"] == "ddp"
     assert record.devices["used"] == ["cpu:0", "cpu:1"]
     assert [row["rank"] for row in record.devices["ranks"]] == [0, 1]
     assert [row["replicas"] for row in record.device_map] == [["cpu:1"], ["cpu:1"]]
