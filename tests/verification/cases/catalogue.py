@@ -88,7 +88,7 @@ def layouts(family: str) -> list[Layout]:
 
 # --- runs ------------------------------------------------------------------------------------------------
 
-KINDS = ("run_dtype", "late", "hidden", "training_mode", "rare_paths", "the_model")
+KINDS = ("run_dtype", "late", "hidden", "training_mode", "rare_paths", "edge_rows", "the_model")
 RIGHT = ("right_models", "right_layouts")
 SHORT: dict[str, Any] = {
     "batch_size": 10,
