@@ -195,7 +195,11 @@ class Proof:
         if not self._computes(batch):
             return None
         accumulate = 1 if optimizers is None else optimizers.accumulate
-        failure = self._steps([batch] * (accumulate - 1)) or self._steps([batch], updates=False)
+        try:
+            failure = self._steps([batch] * (accumulate - 1)) or self._steps([batch], updates=False)
+        except Exception as error:
+            error.add_note("on a made batch of edge rows, which a single device computes")
+            raise
         if failure is not None:
             with alone():  # targets may say how much a loss counts by, and fit other rows
                 is_mean = not no_mean_over_rows(self.model, self._single.objective, self.made)

@@ -4,12 +4,13 @@ Layouts that are wrong for such rows alone are in ``cases/edge_rows.py``.
 """
 
 from collections import namedtuple
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from nets import Words
-from planted import Net, on_host, proof_result, random_batches
+from planted import Net, Planted, on_host, proof_result, random_batches
 from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
@@ -295,11 +296,12 @@ def test_a_right_model_is_verified(model: type[nn.Module], strategy: str) -> Non
 # --- in a proof ---------------------------------------------------------------------------------------
 
 
-def test_a_made_batch_is_no_step_of_the_result_and_accumulates_to_a_whole_update() -> None:
-    def clipped(model: nn.Module) -> Any:
-        model.register_forward_pre_hook(lambda module, args: (args[0].clamp(-9, 9),))
-        return on_host(model)
+def clipped(model: nn.Module) -> Any:
+    model.register_forward_pre_hook(lambda module, args: (args[0].clamp(-9, 9),))
+    return on_host(model)
 
+
+def test_a_made_batch_is_no_step_of_the_result_and_its_failure_says_what_it_is() -> None:
     batches = random_batches(6, 4)
     made = with_edge_rows(Net(), batches[0])
     assert proof_result(Net(), clipped, batches).passed
@@ -307,3 +309,30 @@ def test_a_made_batch_is_no_step_of_the_result_and_accumulates_to_a_whole_update
     cause = proof_result(Net(), clipped, batches, made=made).cause
     assert cause.startswith("on a made batch of edge rows, step 3 (6 rows): outputs differ")
     assert "rows 3 differ" in cause
+
+
+def test_the_gradients_of_made_batches_that_accumulate_are_compared() -> None:
+    def clipped_gradient(model: nn.Module) -> Any:
+        model.fc.weight.register_hook(lambda gradient: gradient.clamp(-9, 9))  # type: ignore[union-attr, operator]
+        return on_host(model)
+
+    prepared = prepare(RunConfig("single", accumulate=2))
+    assert verify(prepared).passed
+    cause = verify(replace(prepared, strategy=Planted(place_wrong=clipped_gradient))).cause
+    assert cause.startswith("on a made batch of edge rows, step 6 (30 rows): gradients (fc.weight) differ")
+
+
+def refusing(model: nn.Module) -> Any:
+    def refuse(module: nn.Module, args: Any) -> None:
+        if args[0].max() > 9:
+            raise IndexError("too large")
+
+    model.register_forward_pre_hook(refuse)
+    return on_host(model)
+
+
+def test_an_error_of_the_layout_says_that_the_batch_is_made() -> None:
+    batches = random_batches(6, 4)
+    with pytest.raises(IndexError) as raised:
+        proof_result(Net(), refusing, batches, made=with_edge_rows(Net(), batches[0]))
+    assert "on a made batch of edge rows" in raised.value.__notes__[0]

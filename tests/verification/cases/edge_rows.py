@@ -3,6 +3,9 @@
 import torch
 from catalogue import run
 from nets import Words
+from pieces import function, same
+from torch import distributed, nn
+from torch.nn import functional
 
 WORDS = "on a made batch of edge rows, "
 
@@ -85,6 +88,33 @@ def zero_row(model):
 def clipped(model):
     """Numbers over 20 are clipped."""
     model.register_forward_pre_hook(lambda module, args: (args[0].clamp(-20, 20),))
+
+
+@run("alike", model="nets.Words", words=WORDS)
+def vocabulary(model):
+    """Each rank also looks up the first id of the next one: `<=` in place of `<`."""
+    model.table = VocabularyParallel(model.table)
+
+
+class VocabularyParallel(nn.Module):
+    """Each of two ranks looks up some of the ids; the vectors of both are added up, and so are gradients."""
+
+    def __init__(self, table):
+        super().__init__()
+        self.weight, self.padding, self.size = table.weight, table.padding_idx, -(-Words.SIZE // 2)
+
+    def forward(self, ids):
+        first = distributed.get_rank() * self.size
+        is_here = (ids >= first) & (ids <= first + self.size)
+        weight = function(self.weight, same, added)
+        vectors = functional.embedding(ids, weight, self.padding) * is_here[..., None]
+        return function(vectors, added, same)
+
+
+def added(x):
+    total = x.clone()
+    distributed.all_reduce(total)
+    return total
 
 
 def _changed_vectors(model, change):
