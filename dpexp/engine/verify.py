@@ -157,7 +157,8 @@ def _compared(prepared: Prepared, dtype: torch.dtype, in_full: bool = False) -> 
 
 def _edge_rows(prepared: Prepared, batch: Batch) -> Batch | None:
     """A batch of edge rows, where all ranks have made the same one."""
-    made = with_edge_rows(prepared.model, batch)
+    shards = max(prepared.group.size, len(prepared.selection.used))
+    made = with_edge_rows(prepared.model, batch, shards)
     inputs = tensors.walk(made.inputs if made is not None else ())
     return made if len(set(prepared.group.all_gather(tensors.digest(inputs)))) == 1 else None
 

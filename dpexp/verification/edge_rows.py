@@ -12,6 +12,7 @@ Ids are integers that all go into embedding tables as they are. Masks, weights a
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -30,22 +31,23 @@ from dpexp.training.preserve import eager, preserved
 from dpexp.verification.alone import alone
 
 SHARDS = sorted(range(2, 65), key=lambda count: (count.bit_count() > 1, count))
-"""Into so many shards a table may be split; powers of two first, since not all boundaries may fit in."""
+"""Into so many shards a table may be split; powers of two come first, since not all boundaries may fit in."""
 OUTLIER = 100
 """An outlier is so many times as large as the largest number of its input."""
 FEW = 4
 """A batch of fewer rows has no rows alike: a batch norm would see nothing else."""
 
 
-def with_edge_rows(model: nn.Module, batch: Batch) -> Batch | None:
+def with_edge_rows(model: nn.Module, batch: Batch, shards: int = 2) -> Batch | None:
     """The batch with those edge rows that the model takes in place of others; None where there are none.
 
-    The model computes in its own type, and is not changed.
+    The boundaries between so many ``shards`` come first. The model computes in its own type, and is not
+    changed.
     """
     if batch.rows < 2 or not _is_plain(batch.inputs):
         return None
     inputs = tensors.map_tensors(lambda each: each.clone(memory_format=torch.contiguous_format), batch.inputs)
-    lookups = _Lookups(inputs)
+    lookups = _Lookups(inputs, shards)
     with preserved(model), without_ranks(model), eager(model), torch.no_grad(), alone():
         try:
             with lookups:
@@ -122,8 +124,9 @@ def _with_outlier(tensor: torch.Tensor) -> torch.Tensor:
 class _Lookups(TorchFunctionMode):
     """What tables look up in a forward on ``inputs``: the ids, the table's rows, its padding, the table."""
 
-    def __init__(self, inputs: Any) -> None:
+    def __init__(self, inputs: Any, shards: int) -> None:
         super().__init__()
+        self._counts = [shards, *SHARDS] if shards > 1 else SHARDS
         self._storages = {each.untyped_storage().data_ptr() for each in tensors.walk(inputs)}
         self._found = list[tuple[torch.Tensor, int, int | None, int]]()
 
@@ -146,7 +149,8 @@ class _Lookups(TorchFunctionMode):
         for size, padding, places in sorted(tables.values(), key=itemgetter(0), reverse=True):
             where = torch.unique(torch.cat(places))  # the smallest table of an id comes last
             is_id[where] = True
-            _write(made, where, where * rows // tensor.numel(), rows, size, padding)
+            edges = _edge_ids(min(size, torch.iinfo(made.dtype).max + 1), padding, self._counts)
+            _write(made, where, where * rows // tensor.numel(), rows, edges)
         return made.view(tensor.shape) if is_id.all() else tensor
 
     def _places(self, ids: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
@@ -159,23 +163,25 @@ class _Lookups(TorchFunctionMode):
 
 
 def _write(
-    ids: torch.Tensor, places: torch.Tensor, row: torch.Tensor, rows: int, size: int, padding: int | None
+    ids: torch.Tensor, places: torch.Tensor, row: torch.Tensor, rows: int, edges: tuple[int, list[int]]
 ) -> None:
-    """Write edge ids of a table of this size to these places of flat ids, which are in these rows."""
-    size = min(size, torch.iinfo(ids.dtype).max + 1)
-    single = size // 3 + (padding == size // 3 < size - 1)
-    others = torch.tensor([each for each in _edge_ids(size, padding) if each != single], dtype=ids.dtype)
+    """Write edge ids to these places of flat ids, which are in these rows: a single one to the last row."""
+    single, others = edges
     if rows >= FEW:
         ids[places[row == rows - 1]] = single
         places = places[(row != 1) & (row != rows - 1)]
-    ids[places[: len(others)]] = others[: len(places)]
+    ids[places[: len(others)]] = torch.tensor(others, dtype=ids.dtype)[: len(places)]
 
 
-def _edge_ids(size: int, padding: int | None) -> list[int]:
-    """The last id twice, padding, the first id, and both sides of each boundary between shards."""
+def _edge_ids(size: int, padding: int | None, counts: Sequence[int]) -> tuple[int, list[int]]:
+    """The id of the last row, and others in order: the last id twice, padding, the first id, boundaries.
+
+    ``counts`` are numbers of shards. Their size is rounded up or down.
+    """
     found = dict.fromkeys([size - 1, size - 1 if padding is None else padding % size, 0])
-    for count in SHARDS:
+    for count in counts:
         for rows in filter(None, (-(-size // count), size // count)):
             for boundary in range(rows, size, rows):
                 found |= {boundary: None, boundary - 1: None}
-    return [size - 1, *found]
+    single = size // 3 + (padding == size // 3 < size - 1)
+    return single, [each for each in (size - 1, *found) if each != single]

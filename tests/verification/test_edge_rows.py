@@ -53,6 +53,15 @@ def test_the_first_ids_are_the_last_twice_padding_the_first_and_those_at_boundar
     assert {250, 251, 752, 753} <= {each for row in rows for each in row}, "the boundaries of four shards"
 
 
+@pytest.mark.parametrize("shards", [2, 3, 7])
+def test_the_boundaries_of_the_layout_come_first(shards: int) -> None:
+    made = with_edge_rows(nn.Embedding(7000, 3), batch_of(torch.zeros(20, dtype=torch.long), rows=20), shards)
+    assert made is not None
+    size = -(-7000 // shards)
+    boundaries = {at - side for at in range(size, 7000, size) for side in (0, 1)}
+    assert boundaries <= set(made.inputs[0].tolist())
+
+
 def test_all_ids_of_a_small_table_are_looked_up() -> None:
     made = made_of(nn.Embedding(20, 3), torch.zeros(ROWS, 4, dtype=torch.int32))
     assert set(made.inputs[0].flatten().tolist()) == set(range(20))
