@@ -1,7 +1,7 @@
 """Verification: whether a run's layout trains as a single device does, as an entry of the Record.
 
     before       copies in float64, with the run's own optimizer: a full batch, the last and uneven one of the
-                 epoch, and another full one
+                 epoch, and another full one; then one with edge rows, which is made
     first steps  the run's own trainer, in its own type, beside a single device
     last step    the same from the state of the trained model
 
@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from dpexp import devices
+from dpexp import devices, tensors
 from dpexp.data.batch import Batch
 from dpexp.engine.prepared import Prepared
 from dpexp.engine.progress import ProgressBar
@@ -26,6 +26,7 @@ from dpexp.record.record import Row
 from dpexp.timing import Timer
 from dpexp.training.optimizers import OptimizerChoice
 from dpexp.training.trainer import Trainer
+from dpexp.verification.edge_rows import with_edge_rows
 from dpexp.verification.mode import Mode
 from dpexp.verification.own_steps import FIRST, OwnSteps, Pairs
 from dpexp.verification.proof import Proof
@@ -143,8 +144,9 @@ def _compared(prepared: Prepared, dtype: torch.dtype, in_full: bool = False) -> 
     """The result of a proof, with notes about what of the model it is given for."""
     compared, model, notes = batches(prepared), prepared.model, list[str]()
     group, used = prepared.group, prepared.selection.used
+    made = _edge_rows(prepared, compared[0])
     if not (in_full or prepared.strategy.needs.user_code):
-        model, notes = with_touched_rows(model, compared)
+        model, notes = with_touched_rows(model, compared if made is None else [*compared, made])
     plain = replace(prepared.strategy, compile=False)
     proof = Proof(
         model,
@@ -154,9 +156,18 @@ def _compared(prepared: Prepared, dtype: torch.dtype, in_full: bool = False) -> 
         _optimizer(prepared),
         group,
         dtype,
+        made,
     )
     result = proof.result()
     return replace(result, notes=[*result.notes, *notes, *filter(None, [prepared.note])])
+
+
+def _edge_rows(prepared: Prepared, batch: Batch) -> Batch | None:
+    """A batch of edge rows, where all ranks have made the same one."""
+    shards = max(prepared.group.size, len(prepared.selection.used))
+    made = with_edge_rows(prepared.model, batch, shards)
+    inputs = tensors.walk(made.inputs if made is not None else ())
+    return made if len(set(prepared.group.all_gather(tensors.digest(inputs)))) == 1 else None
 
 
 def _optimizer(prepared: Prepared) -> OptimizerChoice | None:

@@ -21,6 +21,8 @@ class Failure:
     before: Tensors = field(default_factory=dict)
     """The parameters from which an optimizer's step began that differs."""
     in_eval_mode: bool = False
+    where: str = ""
+    """The begin of the message, where the batch is none of the run's."""
     hint: str = ""
     """What is known of the cause before the difference is located."""
 

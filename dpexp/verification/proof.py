@@ -3,6 +3,7 @@
 A proof is a list of takes (``take``), each from the layout's own state:
 
     rows together   three batches of the run, and two in eval mode
+    edge rows       a made batch, rows together, without the optimizer
     in chunks       the three again, where batch norms or random layers were in eval mode
 
 It knows nothing of a run's config: a model, a function that lays it out, batches, a loss and an optimizer.
@@ -22,15 +23,18 @@ from torch import nn
 
 from dpexp.config.errors import describe, listed, plural
 from dpexp.data.batch import Batch
+from dpexp.data.halves import no_mean_over_rows
 from dpexp.data.objective import Objective
 from dpexp.data.rng import kept_globals, seed_globals
 from dpexp.distributed.group import ProcessGroup
 from dpexp.parallel.random_layers import mark_drawing
 from dpexp.strategies.placed import Placed
+from dpexp.tensors import norm
 from dpexp.training.attributes import HiddenStateError
 from dpexp.training.optimizers import OptimizerFactory
+from dpexp.training.preserve import preserved
 from dpexp.training.trainer import Trainer
-from dpexp.verification.alone import OwnGroupError
+from dpexp.verification.alone import OwnGroupError, alone
 from dpexp.verification.chunks import Chunks
 from dpexp.verification.compare import Difference, Limits, magnitude
 from dpexp.verification.diagnosis.locate import Locator
@@ -56,6 +60,8 @@ CORRELATED = 0.75
 class Proof:
     """``optimizer`` makes the optimizer of some parameters; without one only forwards are compared.
 
+    ``made`` is a batch of edge rows (``edge_rows``); what it shows is not among the steps of the result.
+
     Neither the model nor the random state of the host is changed.
     """
 
@@ -66,6 +72,7 @@ class Proof:
     optimizer: OptimizerFactory | None = None
     group: ProcessGroup = field(default_factory=ProcessGroup)
     dtype: torch.dtype = torch.float64
+    made: Batch | None = None
 
     def result(self) -> Result:
         """Compare; every rank must call this, and gets the same result.
@@ -168,22 +175,58 @@ class Proof:
         optimizers = self._take.layout.optimizers
         while failure is None and optimizers is not None and optimizers.batches:
             failure = self._steps([self._batches[0]])
-        return failure
+        return failure or self._on_edge_rows()
 
-    def _steps(self, batches: Sequence[Batch]) -> Failure | None:
+    def _steps(self, batches: Sequence[Batch], updates: bool = True) -> Failure | None:
         """A step on each batch, until one differs."""
         for batch in batches:
             part = self.objective.weighted(batch.part(self.group.rows), self.group)
             seed_globals(((self._take.steps + 1) << 16) + self.group.dp_rank)
-            failure = self._take.step(batch, part)
+            failure = self._take.step(batch, part, updates)
             gradients = self._take.latest.gradients.items()
             self._trained |= {n for n, each in gradients if n not in self._trained and magnitude(each) > 0}
             rows_are_apart = self._nature.batch_norms | self._nature.drawing <= self._single.mode.quiet
-            if failure is None and rows_are_apart:
+            if failure is None and updates and rows_are_apart:
                 failure = self._take.check_window()
             if failure:
                 return failure
         return None
+
+    def _on_edge_rows(self) -> Failure | None:
+        """What differs on the made batch before the optimizer, whose step might move weights too far."""
+        if self.made is None:
+            return None
+        take, batch, optimizers = self._take, in_dtype(self.made, self.dtype), self._take.layout.optimizers
+        steps, errors, hidden = take.steps, dict(take.judge.errors), dict(take.judge.hidden)
+        if not self._computes(batch):
+            return None
+        accumulate = 1 if optimizers is None else optimizers.accumulate
+        try:
+            failure = self._steps([batch] * (accumulate - 1)) or self._steps([batch], updates=False)
+        except Exception as error:
+            error.add_note("on a made batch of edge rows, which a single device computes")
+            raise
+        if failure is not None:
+            with alone():  # targets may say how much a loss counts by, and fit other rows
+                is_mean = not no_mean_over_rows(self.model, self._single.objective, self.made)
+            if is_mean:
+                return replace(failure, where="on a made batch of edge rows, ")
+        take.steps, take.judge.errors, take.judge.hidden = steps, errors, hidden
+        if optimizers is not None:
+            optimizers.restart()
+        return None
+
+    def _computes(self, batch: Batch) -> bool:
+        """Whether a single device computes finite numbers, and no rank lacks a gradient that others have."""
+        state, is_fine = State.of(self._take.layout, self._take.objective), False
+        parts = {id(each): each for each in (batch, batch.part(self.group.rows))}.values()
+        with suppress(Exception), preserved(self._single.trainer.placed.module):  # it may count its forwards
+            steps = [self._single.step(state, part)[0] for part in parts]
+            losses = [torch.tensor(step.loss or 0.0) for step in steps]
+            numbers = [*losses, *(norm(each) for step in steps for each in step.gradients.values())]
+            reach = all(self._trained <= step.gradients.keys() for step in steps)
+            is_fine = reach and all(map(torch.isfinite, numbers))
+        return all(self.group.all_gather(is_fine))
 
     def _evaluated(self) -> Failure | None:
         """Trained weights in eval mode, on the first batch and the smallest; ranks get all rows."""
@@ -283,7 +326,7 @@ class Proof:
             module = located.module or ""
             cause = f"in training mode, {located.text}"
             if not training:
-                cause = located.text + self._of_seeds(failure)
+                cause = failure.where + located.text + self._of_seeds(failure)
         worst, trains = take.judge.of_all_ranks(), self.optimizer is not None
         if trains and not cause and steps + training and not self._trained:
             self._note(

@@ -220,8 +220,8 @@ class Take:
             return None
         return Failure(failed, self._window.batch, self._found, self._expected, before=state.parameters)
 
-    def step(self, batch: Batch, part: Batch) -> Failure | None:
-        """The layout's step on its part of a global batch, as a take."""
+    def step(self, batch: Batch, part: Batch, updates: bool = True) -> Failure | None:
+        """The layout's step on its part of a global batch, as a take; ``updates``: with its optimizer's."""
         failure = self.begin(batch)
         if failure is not None:
             return failure
@@ -230,6 +230,8 @@ class Take:
             failure = self.computed(found.step, part)
             if failure is not None:
                 raise DiffersError(failure)
+            if not updates:
+                raise StepEndedError
 
         found = Recorder(self.layout, bool(part.rows), compare, with_loss=True)
         try:
@@ -239,6 +241,9 @@ class Take:
             if not self.records:
                 self._name_modules(ended.failure, part)
             return ended.failure
+        except StepEndedError:
+            self._left = None  # a forward may have counted
+            return None
         except Exception:
             shapes, wanted = _shapes(found.step), _shapes(self._expected)
             if found.is_complete or self.group.size > 1 or not shapes or shapes == wanted:

@@ -95,7 +95,8 @@ def test_every_pass_of_a_run_takes_the_step_of_the_layout(
 ) -> None:
     with placed_as(Watched, monkeypatch) as counts:
         record = recorded(dpexp_home, RunConfig("single", profile=True, **CONFIG))
-    verified, observed, profiled = record.verification["steps"], 4, 1 + WARM_UP + STEPS
+    with_edge_rows, observed, profiled = 1, 4, 1 + WARM_UP + STEPS
+    verified = record.verification["steps"] + with_edge_rows
     after_the_last = record.verification["last_step"]["steps"]
     assert counts == {"steps": verified + observed + 2 + 5 + after_the_last + 3 + profiled, "outside": 0}
     assert (len(record.steps["loss"]), len(record.phases["forward"])) == (5, 3)

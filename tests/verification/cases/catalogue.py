@@ -88,7 +88,7 @@ def layouts(family: str) -> list[Layout]:
 
 # --- runs ------------------------------------------------------------------------------------------------
 
-KINDS = ("run_dtype", "late", "hidden", "training_mode", "rare_paths", "the_model")
+KINDS = ("run_dtype", "late", "hidden", "training_mode", "rare_paths", "edge_rows", "the_model")
 RIGHT = ("right_models", "right_layouts")
 SHORT: dict[str, Any] = {
     "batch_size": 10,
@@ -117,11 +117,16 @@ def shards(model, mesh):
     return fully_shard(model, mesh=mesh)
 
 
+def alike(model, mesh):
+    return model
+
+
 BASES: dict[str, Any] = {
     "host": (host, {}),
     "replicas": (replicas, {"virtual": 2}),
     "ranks": (ranks, {"mesh": "dp=2"}),
     "shards": (shards, {"mesh": "dp=2"}),
+    "alike": (alike, {"mesh": "tp=2"}),
 }
 """Layouts of strategy ``custom``."""
 
@@ -151,7 +156,7 @@ class Run:
     @property
     def is_of_ranks(self) -> bool:
         """Whether two ranks run it, and not one process."""
-        return self.over in ("ranks", "shards", "ddp", "fsdp")
+        return self.over in ("ranks", "shards", "alike", "ddp", "fsdp")
 
     def __str__(self) -> str:
         return f"{self.kind}.{self.name}/{self.over}"
@@ -195,7 +200,7 @@ def _laid_out(change: Callable[[nn.Module], nn.Module | None], over: str) -> Cal
     def in_one_process(model: nn.Module, devices: list[torch.device]) -> nn.Module:
         return in_ranks(model, devices)
 
-    laid_out = in_ranks if over in ("ranks", "shards") else in_one_process
+    laid_out = in_ranks if over in ("ranks", "shards", "alike") else in_one_process
     laid_out.change = change  # type: ignore[attr-defined]
     return laid_out
 

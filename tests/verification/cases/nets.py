@@ -187,3 +187,21 @@ class NormsAndDrops(Norms, Drops):
 
     def forward(self, x):
         return self.third(self.drop(self.act(self.second(self.norm(self.first(x))))))
+
+
+class Words(nn.Module):
+    """The mean of the vectors of some ids, which are not at the edges of the table or of shards of it."""
+
+    SIZE, LENGTH, PADDING = 1003, 5, 600
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(self.SIZE, 4, padding_idx=self.PADDING)
+        self.head = nn.Linear(4, 3)
+
+    def example(self, samples, rng):
+        ids = torch.stack([torch.randperm(90, generator=rng)[: self.LENGTH] for _ in range(samples)])
+        return 10 + ids, torch.randn(samples, 3, generator=rng)
+
+    def forward(self, ids):
+        return self.head(torch.tanh(self.table(ids)).mean(1))

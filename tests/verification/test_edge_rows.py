@@ -1,0 +1,347 @@
+"""Edge rows: a run makes a batch of rows that its data lacks, and no right model is called wrong for it.
+
+Layouts that are wrong for such rows alone are in ``cases/edge_rows.py``.
+"""
+
+from collections import namedtuple
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from nets import Words
+from planted import Net, Planted, on_host, proof_result, random_batches
+from torch import nn
+from torch.nn.utils.rnn import pack_padded_sequence
+
+from dpexp.config.run_config import RunConfig
+from dpexp.data.batch import Batch
+from dpexp.engine.prepare import prepare
+from dpexp.engine.verify import verify
+from dpexp.verification import touched_rows
+from dpexp.verification.edge_rows import with_edge_rows
+
+ROWS = 8
+
+
+def batch_of(*inputs: Any, rows: int = ROWS) -> Batch:
+    return Batch(inputs, torch.arange(rows), rows, rows)
+
+
+def made_of(model: nn.Module, *inputs: Any, rows: int = ROWS) -> Batch:
+    made = with_edge_rows(model, batch_of(*inputs, rows=rows))
+    assert made is not None
+    return made
+
+
+def random_ids(size: int, *shape: int) -> torch.Tensor:
+    return torch.randint(size, (ROWS, *shape), generator=torch.Generator().manual_seed(0))
+
+
+# --- ids ----------------------------------------------------------------------------------------------
+
+
+def test_the_first_ids_are_the_last_twice_padding_the_first_and_those_at_boundaries() -> None:
+    model, ids = Words(), 10 + random_ids(90, 7)
+    made = made_of(model, ids)
+    rows = made.inputs[0].tolist()
+    assert rows[0][:4] == [1002, 1002, 600, 0]
+    assert set(rows[0][4:]) == {500, 501, 502}, "two shards have 501 and 502 rows, or 502 and 501"
+    assert rows[1] == rows[0]
+    assert rows[-1] == [334] * 7
+    assert made.targets.tolist() == [0, 0, *range(2, ROWS)]
+    assert {250, 251, 752, 753} <= {each for row in rows for each in row}, "the boundaries of four shards"
+
+
+@pytest.mark.parametrize("shards", [2, 3, 7])
+def test_the_boundaries_of_the_layout_come_first(shards: int) -> None:
+    made = with_edge_rows(nn.Embedding(7000, 3), batch_of(torch.zeros(20, dtype=torch.long), rows=20), shards)
+    assert made is not None
+    size = -(-7000 // shards)
+    boundaries = {at - side for at in range(size, 7000, size) for side in (0, 1)}
+    assert boundaries <= set(made.inputs[0].tolist())
+
+
+def test_all_ids_of_a_small_table_are_looked_up() -> None:
+    made = made_of(nn.Embedding(20, 3), torch.zeros(ROWS, 4, dtype=torch.int32))
+    assert set(made.inputs[0].flatten().tolist()) == set(range(20))
+
+
+class Columns(nn.Module):
+    """A table of its own for each column, and one that two columns share."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tables = nn.ModuleList([nn.Embedding(size, 3) for size in (5, 50, 500)])
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return torch.stack([self.tables[at](ids[:, column]) for column, at in enumerate((0, 1, 2, 1))])
+
+
+def test_each_column_has_the_edges_of_its_own_table() -> None:
+    made = made_of(Columns(), random_ids(5, 4)).inputs[0]
+    assert [int(made[:, at].max()) for at in range(3)] == [4, 49, 499]
+    assert set(made[:, 0].tolist()) == set(range(5))
+    assert {499, 0, 249, 250} <= set(made[:, 2].tolist())
+
+
+class Uses(nn.Module):
+    """Looks ids up as it is told, and uses another input of integers otherwise."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how, self.table = how, nn.Embedding(100, 4)
+
+    def forward(self, ids: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
+        looked_up = {
+            "as they are": ids,
+            "turned": ids.t().contiguous().t(),
+            "shifted": ids + 1,
+            "in part": ids[:, 1:],
+            "after a change": ids.clamp(max=50),
+        }
+        return self.table(looked_up[self.how]) * others[:, None, None]
+
+
+@pytest.mark.parametrize("how", ["as they are", "turned", "shifted", "in part", "after a change"])
+def test_only_ids_that_are_all_looked_up_as_they_are_are_changed(how: str) -> None:
+    ids, lengths = 20 + random_ids(79, 3), 1 + torch.arange(ROWS)
+    made = made_of(Uses(how), ids, lengths)
+    is_changed = int(made.inputs[0].max()) == 99 and int(made.inputs[0].min()) == 0
+    assert is_changed == (how in ("as they are", "turned"))
+    assert made.inputs[1].tolist() == [1, 1, *range(3, ROWS + 1)], "the first row twice"
+
+
+def test_a_large_table_is_compared_in_the_rows_of_the_made_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(touched_rows, "LARGE", 40000)
+    prepared = prepare(RunConfig("hybrid", model="embedding:rows=4000", virtual=1))
+    model, _ = touched_rows.with_touched_rows(
+        prepared.model, [made] if (made := with_edge_rows(prepared.model, next(prepared.batches(0)))) else []
+    )
+    assert {3999, 2000, 1999, 1333} <= set(touched_rows.touched_rows(model)["embedding.weight"].tolist())
+    assert verify(prepared).passed
+
+
+# --- numbers ------------------------------------------------------------------------------------------
+
+
+def test_numbers_have_a_zero_row_an_outlier_and_two_equal_rows() -> None:
+    x = torch.randn(ROWS, 5, generator=torch.Generator().manual_seed(0))
+    (made,) = made_of(nn.Linear(5, 2), x).inputs
+    assert torch.equal(made[1], x[0])
+    assert not made[2].any()
+    assert made[3].abs().max() == pytest.approx(100 * x.abs().max())
+    assert torch.equal(made[4:], x[4:])
+
+
+@pytest.mark.parametrize(("rows", "zero"), [(2, 1), (3, 2)])
+def test_a_tiny_batch_has_a_zero_row(rows: int, zero: int) -> None:
+    x = torch.rand(rows, 5) + 1
+    (made,) = made_of(nn.Linear(5, 2), x, rows=rows).inputs
+    assert [bool(row.any()) for row in made] == [at != zero for at in range(rows)]
+
+
+def test_a_batch_of_one_row_has_no_edge_rows() -> None:
+    assert with_edge_rows(nn.Linear(5, 2), batch_of(torch.ones(1, 5), rows=1)) is None
+
+
+KEPT = {
+    "mask": torch.arange(ROWS * 5).view(ROWS, 5).remainder(2).float(),
+    "additive mask": torch.zeros(ROWS, ROWS).masked_fill(torch.eye(ROWS) > 0, -torch.inf),
+    "one-hot": torch.eye(ROWS),
+    "probabilities": torch.rand(ROWS, 5).softmax(1),
+    "counts": torch.arange(ROWS * 5).view(ROWS, 5).float(),
+    "weights": torch.rand(ROWS),
+}
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_masks_probabilities_and_weights_have_no_other_values(name: str) -> None:
+    (made,) = made_of(nn.Identity(), KEPT[name]).inputs
+    assert torch.equal(made[1:2], KEPT[name][:1])
+    assert torch.equal(made[2:], KEPT[name][2:])
+
+
+# --- models that do not take every row ----------------------------------------------------------------
+
+
+class Logarithm(nn.Linear):
+    """Has no finite output for a row of zeros, and refuses one that is large; ``calls`` counts."""
+
+    def __init__(self) -> None:
+        super().__init__(5, 2)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        if x.max() > 50:
+            raise ValueError("too large")
+        return super().forward(x.log())
+
+
+def test_the_rows_that_a_model_takes_are_kept_and_it_stays_as_it_is() -> None:
+    model, x = Logarithm(), torch.rand(ROWS, 5) + 1
+    (made,) = made_of(model, x).inputs
+    assert torch.equal(made, torch.cat([x[:1], x[:1], x[2:]]))
+    assert model.calls == 0
+
+
+Pair = namedtuple("Pair", "x mask")
+
+
+class TakesAPair(nn.Linear):
+    def forward(self, pair: Pair) -> torch.Tensor:
+        return super().forward(pair.x)
+
+
+def test_structured_inputs_are_left_alone() -> None:
+    batch = batch_of(Pair(torch.randn(ROWS, 5), torch.ones(ROWS)))
+    assert with_edge_rows(TakesAPair(5, 2), batch) is None
+
+
+# --- right models -------------------------------------------------------------------------------------
+
+
+class Ids(nn.Module):
+    """Ids of which 0 is padding, and as targets what the model needs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(60, 8, padding_idx=0), nn.Linear(8, 4)
+        self.lstm = nn.LSTM(8, 8, batch_first=True)
+
+    def example(self, samples: int, rng: torch.Generator) -> tuple[Any, Any]:
+        ids = torch.randint(1, 60, (samples, 6), generator=rng)
+        ids[torch.arange(6) > 2 + torch.arange(samples)[:, None] % 4] = 0
+        return ids, torch.randint(4, (samples,), generator=rng)
+
+
+class MeanOfTokens(Ids):
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        mask = (ids != 0)[..., None]
+        return self.head((self.table(ids) * mask).sum(1) / mask.sum(1))
+
+
+class Attends(Ids):
+    """Softmax over the tokens: a row of padding alone would not be a number."""
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.table(ids)
+        scores = (x @ x.mT).masked_fill((ids == 0)[:, None], -torch.inf)
+        return self.head((scores.softmax(-1) @ x).mean(1))
+
+
+class Packs(Ids):
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        lengths = (ids != 0).sum(1)
+        packed = pack_padded_sequence(self.table(ids), lengths, batch_first=True, enforce_sorted=False)
+        return self.head(self.lstm(packed)[1][0][0])
+
+
+class CountsTokens(Ids):
+    """The loss counts the tokens that are ids, and targets say how many these are."""
+
+    def example(self, samples: int, rng: torch.Generator) -> tuple[Any, Any]:
+        ids, _ = super().example(samples, rng)
+        return ids, torch.where(ids == 0, -100, ids % 4)
+
+    def forward(self, ids: torch.Tensor) -> Any:
+        return self.head(self.table(ids)), ids != 0
+
+    def loss(self, outputs: Any, targets: torch.Tensor) -> torch.Tensor:
+        logits, mask = outputs
+        return nn.functional.cross_entropy(logits[mask], targets.clamp(min=0)[mask])
+
+    def loss_weight(self, targets: torch.Tensor) -> torch.Tensor:
+        return (targets != -100).sum()
+
+
+class OfUnitLength(Net):
+    """A row of zeros has no direction, in the forward or in the backward."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = super().forward(x / x.norm(dim=1, keepdim=True))
+        return x / x.square().sum(1, keepdim=True).sqrt()
+
+
+class LeavesExpertsOut(nn.Module):
+    """An expert of which no row has the largest score gets no gradient at all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router, self.experts = nn.Linear(5, 2), nn.ModuleList([nn.Linear(5, 2), nn.Linear(5, 2)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        chosen, y = self.router(x).argmax(1), torch.zeros(len(x), 2).to(x)
+        for number in chosen.unique().tolist():
+            y[chosen == number] = self.experts[number](x[chosen == number])
+        return y
+
+
+class Extremes(Net):
+    """Exponentials, a maximum and a batch norm of what may be an outlier."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.norm(self.first(x))
+        return self.third(hidden.exp().clamp(max=1e3) + hidden.max(1, keepdim=True).values)
+
+
+RIGHT = (MeanOfTokens, Attends, Packs, CountsTokens, OfUnitLength, LeavesExpertsOut, Extremes)
+
+
+@pytest.mark.parametrize("model", RIGHT, ids=lambda each: each.__name__)
+@pytest.mark.parametrize("strategy", ["whole", "single"])
+def test_a_right_model_is_verified(model: type[nn.Module], strategy: str) -> None:
+    options: dict[str, Any] = {"virtual": 2} if strategy == "whole" else {}
+    prepared = prepare(RunConfig(strategy, model=f"{__file__}:{model.__name__}", batch_size=10, **options))
+    result = verify(prepared)
+    assert (result.passed, result.steps, result.cause) == (True, 3, "")
+
+
+# --- in a proof ---------------------------------------------------------------------------------------
+
+
+def clipped(model: nn.Module) -> Any:
+    model.register_forward_pre_hook(lambda module, args: (args[0].clamp(-9, 9),))
+    return on_host(model)
+
+
+def test_a_made_batch_is_no_step_of_the_result_and_its_failure_says_what_it_is() -> None:
+    batches = random_batches(6, 4)
+    made = with_edge_rows(Net(), batches[0])
+    assert proof_result(Net(), clipped, batches).passed
+    assert proof_result(Net(), on_host, batches, made=made).steps == 2
+    cause = proof_result(Net(), clipped, batches, made=made).cause
+    assert cause.startswith("on a made batch of edge rows, step 3 (6 rows): outputs differ")
+    assert "rows 3 differ" in cause
+
+
+def test_the_gradients_of_made_batches_that_accumulate_are_compared() -> None:
+    def clipped_gradient(model: nn.Module) -> Any:
+        model.fc.weight.register_hook(lambda gradient: gradient.clamp(-9, 9))  # type: ignore[union-attr, operator]
+        return on_host(model)
+
+    prepared = prepare(RunConfig("single", accumulate=2))
+    assert verify(prepared).passed
+    cause = verify(replace(prepared, strategy=Planted(place_wrong=clipped_gradient))).cause
+    assert cause.startswith("on a made batch of edge rows, step 6 (30 rows): gradients (fc.weight) differ")
+
+
+def refusing(model: nn.Module) -> Any:
+    def refuse(module: nn.Module, args: Any) -> None:
+        if args[0].max() > 9:
+            raise IndexError("too large")
+
+    model.register_forward_pre_hook(refuse)
+    return on_host(model)
+
+
+def test_an_error_of_the_layout_says_that_the_batch_is_made() -> None:
+    batches = random_batches(6, 4)
+    with pytest.raises(IndexError) as raised:
+        proof_result(Net(), refusing, batches, made=with_edge_rows(Net(), batches[0]))
+    assert "on a made batch of edge rows" in raised.value.__notes__[0]
