@@ -157,6 +157,10 @@ class Chunks:
             for count in (1, *self.modules.values())
         )
 
+    def split_within(self, name: str) -> bool:
+        """Whether a process splits the rows that it gives to this module."""
+        return any(each in ("", name) or name.startswith(f"{each}.") for each in self.modules)
+
     def split(
         self, model: nn.Module, before: Callable[[int], object]
     ) -> tuple[Chunked, list[tuple[nn.Module, str, nn.Module]]]:

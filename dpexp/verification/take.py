@@ -478,7 +478,8 @@ class Take:
         shards = {
             f"{part.name}.{key}".lstrip(".")
             for part in parts_of_model(self.layout.placed.module)
-            if part.pieces > 1 or (self.group.dp_size > 1 and not isinstance(part.module, nn.SyncBatchNorm))
+            if self.single.chunks.split_within(part.name)
+            or (self.group.dp_size > 1 and not isinstance(part.module, nn.SyncBatchNorm))
             for key in part.module._buffers
         }
         written = {
