@@ -165,11 +165,6 @@ class HybridOptions(RankOptions):
         "Sparse gradients for the host's embeddings: only the rows of the batch are transferred.",
         flag="--sparse/--dense",
     )
-    shard_embedding: bool = option(
-        False,
-        "Under torchrun: each rank holds some rows of the embeddings, instead of all.",
-        flag="--shard-embedding/--whole-embedding",
-    )
 
 
 @dataclass(frozen=True)

@@ -204,10 +204,6 @@ class Shards:
         """The full tensor, as in DTensor, of which this process has a shard."""
         return _full(tensor.detach())
 
-    def rows(self, name: str, tensor: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-        """Rows ``(n, ...)`` of the full tensor, by ascending ids ``(n,)``; dense and on the host."""
-        return rows_of(self.full_tensor(name, tensor), ids)
-
     def load_full_tensor(self, name: str, tensor: torch.Tensor, value: torch.Tensor) -> None:
         """Write the full tensor ``value``, or this process's shard of it, to ``tensor``."""
         to: Any = tensor.detach()

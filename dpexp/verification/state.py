@@ -13,7 +13,7 @@ from dpexp import tensors
 from dpexp.data.objective import Objective
 from dpexp.data.rng import random_state
 from dpexp.distributed.group import ProcessGroup
-from dpexp.strategies.placed import Shards
+from dpexp.strategies.placed import Shards, rows_of
 from dpexp.training.optimizers import groups, keeper
 from dpexp.training.trainer import Trainer
 
@@ -123,7 +123,7 @@ class RowShards(Shards):
 
     def full_tensor(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         if name in self._rows:
-            return self._shards.rows(name, tensor, self._rows[name])
+            return rows_of(self._shards.full_tensor(name, tensor), self._rows[name])
         return self._shards.full_tensor(name, tensor)
 
     def norm(self, name: str, gradient: torch.Tensor) -> torch.Tensor:
