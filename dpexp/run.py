@@ -24,10 +24,9 @@ from dpexp.config.errors import ConfigError, Terminated, as_config_error
 from dpexp.config.printable import printable
 from dpexp.config.process import home
 from dpexp.config.run_config import RunConfig
-from dpexp.config.strategy_options import LaunchOptions
 from dpexp.distributed.faults import LostContact, PeerError, error_row
 from dpexp.distributed.signals import SignalHandler
-from dpexp.distributed.world import World
+from dpexp.distributed.world import RUN_ID, World
 from dpexp.engine.progress import ProgressBar, importing_torch
 from dpexp.record.files import JournalError, check_writable
 from dpexp.record.journal import Journal, NullJournal, new_run_id, now
@@ -141,9 +140,9 @@ def execute(
     """
     from dpexp.tracking.follow import Follower  # --help does without it
 
-    world, launched = World.of_next_run(), config.options.launch_options
-    if world is None and launched is not None:
-        return _launch_ranks(config, launched, quiet, on_record)
+    world = World.of_next_run()
+    if world is None and config.options.launch_options is not None:
+        return _launch_ranks(config, quiet, on_record)
     if world is not None:
         from dpexp.distributed.launch import end_with_launcher
 
@@ -152,7 +151,7 @@ def execute(
     quiet = quiet or not is_recorder
     signals = SignalHandler()
     with signals.installed(is_last=is_last):
-        run_id = new_run_id() if world is None else world.run_id() if is_recorder else ""
+        run_id = os.environ.get(RUN_ID) or new_run_id()
         follower = Follower.start(home(), run_id) if config.track and is_recorder else None
         try:
             with as_config_error("the start of the run", JournalError, PeerError), importing_torch(quiet):
@@ -248,7 +247,7 @@ def _warn_of_user_run(found: str) -> None:
     print(printable(redact(text)), file=sys.stderr)
 
 
-def _launch_ranks(config: RunConfig, options: LaunchOptions, quiet: bool, on_record: OnRecord) -> Outcome:
+def _launch_ranks(config: RunConfig, quiet: bool, on_record: OnRecord) -> Outcome:
     """Start the ranks with torchrun's launcher; the Record is that of the first rank."""
     from dpexp.distributed.launch import Job, error_of, launch
     from dpexp.tracking.ledger import Delivery
@@ -260,7 +259,7 @@ def _launch_ranks(config: RunConfig, options: LaunchOptions, quiet: bool, on_rec
         count = prepare(config).request.ranks_per_host()
         check_writable(home() / "runs")
     job, run_id = Job(config.to_dict(), quiet, sys.argv), new_run_id()
-    results, fault = launch(job, count, options.max_restarts, RANK_PROGRAM, run_id)
+    results, fault = launch(job, count, RANK_PROGRAM, run_id)
     for result in results:
         if result.status == "refused":
             raise ConfigError(result.message)

@@ -79,8 +79,6 @@ class RankOptions(StrategyOptions):
 class LaunchOptions(RankOptions):
     """Options of a strategy that starts its ranks with torchrun's launcher, unless they run already."""
 
-    max_restarts: int = option(3, "How often all ranks start again after one is lost.", min=0, max=10**6)
-
     @property
     def launch_options(self) -> LaunchOptions | None:
         return self
