@@ -115,7 +115,7 @@ def observe(
     without rows of a batch has no rows of its calls.
     """
     log, module = ShapeLog(placed), placed.module
-    update = _no_update if gradients else None
+    update = (lambda: None) if gradients else None  # the step ends before it
     with preserved(module, placed.devices), eager(module), log.hooks():
         for log.batch, batch in zip(count() if numbers is None else numbers, batches, strict=False):
             before = len(log.rows)
@@ -132,10 +132,6 @@ class _EndsAfterForward(StepObserver):
 
 
 _AFTER_FORWARD = _EndsAfterForward()
-
-
-def _no_update() -> None:
-    """The step ends before it; the forward records what backward needs."""
 
 
 def device_map(

@@ -48,7 +48,8 @@ def follow(run_id: str, parent: int) -> int:
         if is_open(folder / JOURNAL):
             ended = threading.Event()
             beside.append(beside_run.submit(_deliver_live, store, folder, ended))
-            _wait_for_end(folder / JOURNAL)
+            with (folder / JOURNAL).open("rb") as journal:
+                fcntl.flock(journal, fcntl.LOCK_SH)  # which its writer holds until it ends
             ended.set()
         if wait(beside, TAKE_OVER_S).not_done:  # no thread can leave the idle class: begin again
             os.execv(sys.executable, [sys.executable, "-P", "-m", MODULE, *sys.argv[1:]])
@@ -73,12 +74,6 @@ def _begins(folder: Path, parent: int) -> bool:
         if not is_alive:
             return False
         time.sleep(0.1)
-
-
-def _wait_for_end(journal: Path) -> None:
-    """Wait until the journal has no writer: the lock that it holds is free."""
-    with journal.open("rb") as file:
-        fcntl.flock(file, fcntl.LOCK_SH)
 
 
 def _deliver_live(store: Store, folder: Path, ended: threading.Event) -> None:
