@@ -66,12 +66,6 @@ class RankResult:
             write_atomically(Path(folder) / f"{self.rank}.json", json.dumps(asdict(self)).encode())
 
 
-def read_results(folder: str | Path) -> list[RankResult]:
-    """The results that the ranks have written, by rank."""
-    files = Path(folder).glob("[0-9]*.json")
-    return sorted((RankResult(**json.loads(file.read_bytes())) for file in files), key=lambda each: each.rank)
-
-
 class RanksError(RuntimeError):
     """The run failed in its ranks, or they did not start.
 
@@ -101,7 +95,8 @@ def launch(job: Job, count: int, entry: str, run_id: str) -> tuple[list[RankResu
         }
         with _environment(environment):
             error = _run_agent(count, entry, Path(folder))
-        return read_results(folder), error
+        results = [RankResult(**json.loads(file.read_bytes())) for file in Path(folder).glob("[0-9]*.json")]
+        return sorted(results, key=lambda each: each.rank), error
 
 
 def error_of(record: Record | None, fault: BaseException | None) -> BaseException | None:

@@ -231,13 +231,6 @@ def _full(tensor: Any) -> torch.Tensor:
     return tensor.full_tensor() if hasattr(tensor, "placements") else tensor  # type: ignore[no-any-return]
 
 
-def rows_of(tensor: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-    """These rows of a dense or sparse tensor, dense and on the host."""
-    tensor, ids = tensor.detach(), ids.to(tensor.device)
-    found = tensor.coalesce().index_select(0, ids).to_dense() if tensor.is_sparse else tensor[ids]
-    return found.cpu()
-
-
 def full_output(tensor: Any) -> torch.Tensor:
     """The rows of this rank, as a plain tensor; every rank that has a part of it must call this.
 
