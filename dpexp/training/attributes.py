@@ -9,7 +9,6 @@ It ends at modules, parameters, and objects of the standard library and of torch
 
 from __future__ import annotations
 
-import copy
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -42,7 +41,7 @@ def attributes(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
 
     Every rank must call this.
     """
-    return {path: copied(entry.value) for path, entry in _walk(optimizer)}
+    return {path: _copied(entry.value) for path, entry in _walk(optimizer)}
 
 
 def write_attributes(optimizer: torch.optim.Optimizer, values: Mapping[str, Any]) -> None:
@@ -123,9 +122,8 @@ def _is_walked(kind: type) -> bool:
     return not issubclass(kind, nn.Module) and (not is_known or kind.__module__.startswith("torch.optim"))
 
 
-def copied(value: Any) -> Any:
-    """A copy of a value that an optimizer keeps: of a tensor the full one, on the host."""
+def _copied(value: Any) -> Any:
     if not isinstance(value, torch.Tensor):
-        return copy.copy(value)
+        return value
     full: Any = value.detach()
     return (full.full_tensor() if hasattr(full, "placements") else full).cpu().clone()

@@ -8,6 +8,7 @@ A sparse gradient has the rows that the batch looked up. An optimizer that would
 parameters have the same optimizer, on one kind of device, one trains all of them.
 """
 
+import copy
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,7 +22,7 @@ from dpexp.config.errors import ConfigError, describe, listed
 from dpexp.config.factories import Aliases, Factory
 from dpexp.strategies.modules import EmbeddingTable, named_parameters
 from dpexp.strategies.placed import Placed, Shards
-from dpexp.training.attributes import attributes, copied, is_equal, write_attributes
+from dpexp.training.attributes import attributes, is_equal, write_attributes
 from dpexp.training.eager_optimizers import eager
 
 OPTIMIZERS: Aliases = {
@@ -301,11 +302,15 @@ def groups(optimizers: Optimizers) -> list[list[dict[str, Any]]]:
     """
     return [
         [
-            {key: copied(value) for key, value in group.items() if _is_plain(value)}
+            {key: _copied(value) for key, value in group.items() if _is_plain(value)}
             for group in each.param_groups
         ]
         for each in optimizers.members
     ]
+
+
+def _copied(value: Any) -> Any:
+    return value.detach().cpu().clone() if isinstance(value, torch.Tensor) else copy.copy(value)
 
 
 def _is_plain(value: Any) -> bool:
