@@ -21,19 +21,15 @@ from typing import TYPE_CHECKING, Any
 
 from dpexp import live
 from dpexp.config.errors import ConfigError, Terminated, as_config_error
-from dpexp.config.printable import printable
 from dpexp.config.process import home
 from dpexp.config.run_config import RunConfig
-from dpexp.config.strategy_options import LaunchOptions
 from dpexp.distributed.faults import LostContact, PeerError, error_row
 from dpexp.distributed.signals import SignalHandler
-from dpexp.distributed.world import World
+from dpexp.distributed.world import RUN_ID, World
 from dpexp.engine.progress import ProgressBar, importing_torch
 from dpexp.record.files import JournalError, check_writable
 from dpexp.record.journal import Journal, NullJournal, new_run_id, now
 from dpexp.record.record import Record, finish
-from dpexp.record.redact import redact
-from dpexp.tracking.user_runs import user_run
 
 if TYPE_CHECKING:
     from dpexp.distributed.launch import RankResult
@@ -141,18 +137,18 @@ def execute(
     """
     from dpexp.tracking.follow import Follower  # --help does without it
 
-    world, launched = World.of_next_run(), config.options.launch_options
-    if world is None and launched is not None:
-        return _launch_ranks(config, launched, quiet, on_record)
+    world = World.of_next_run()
+    if world is None and config.options.launch_options is not None:
+        return _launch_ranks(config, quiet, on_record)
     if world is not None:
         from dpexp.distributed.launch import end_with_launcher
 
         end_with_launcher()
-    is_recorder, users = world is None or world.rank == 0, user_run()
+    is_recorder = world is None or world.rank == 0
     quiet = quiet or not is_recorder
     signals = SignalHandler()
     with signals.installed(is_last=is_last):
-        run_id = new_run_id() if world is None else world.run_id() if is_recorder else ""
+        run_id = os.environ.get(RUN_ID) or new_run_id()
         follower = Follower.start(home(), run_id) if config.track and is_recorder else None
         try:
             with as_config_error("the start of the run", JournalError, PeerError), importing_torch(quiet):
@@ -164,8 +160,6 @@ def execute(
                 signals.terminate()
             raise
         record, result, error = _run_engine(prepared, journal, signals, quiet)
-        if is_recorder and (found := user_run()) != users:
-            _warn_of_user_run(found)
         before = signals.received
         if record is not None and is_recorder:
             on_record(record, error)  # while the rest is delivered
@@ -238,17 +232,7 @@ def _run_engine(
     return record, result, error
 
 
-def _warn_of_user_run(found: str) -> None:
-    """Say that values of the user's code are elsewhere."""
-    text = (
-        "warning: the model, data, loss or metrics log to MLflow by themselves (mlflow.log_metric or alike), "
-        f"in {found}, and every process in a run of its own: what they log is not in the run of dpexp. "
-        "Return it from --metrics instead"
-    )
-    print(printable(redact(text)), file=sys.stderr)
-
-
-def _launch_ranks(config: RunConfig, options: LaunchOptions, quiet: bool, on_record: OnRecord) -> Outcome:
+def _launch_ranks(config: RunConfig, quiet: bool, on_record: OnRecord) -> Outcome:
     """Start the ranks with torchrun's launcher; the Record is that of the first rank."""
     from dpexp.distributed.launch import Job, error_of, launch
     from dpexp.tracking.ledger import Delivery
@@ -260,7 +244,7 @@ def _launch_ranks(config: RunConfig, options: LaunchOptions, quiet: bool, on_rec
         count = prepare(config).request.ranks_per_host()
         check_writable(home() / "runs")
     job, run_id = Job(config.to_dict(), quiet, sys.argv), new_run_id()
-    results, fault = launch(job, count, options.max_restarts, RANK_PROGRAM, run_id)
+    results, fault = launch(job, count, RANK_PROGRAM, run_id)
     for result in results:
         if result.status == "refused":
             raise ConfigError(result.message)

@@ -76,6 +76,13 @@ def map_tensors(change: Callable[[torch.Tensor], torch.Tensor], value: Any) -> A
     return value if inside is None else rebuild(value, [map_tensors(change, entry) for _, entry in inside])
 
 
+def concatenated(trees: Sequence[Any]) -> Any:
+    """The rows of all, in one tensor after the other; scalars as a vector; the rest is that of the first."""
+    columns = zip(*(walk(each) for each in trees), strict=True)
+    together = iter([torch.cat(each) if each[0].dim() else torch.stack(each) for each in columns])
+    return map_tensors(lambda _: next(together), trees[0])
+
+
 def joined(trees: Sequence[Any]) -> Any:
     """The rows of all of these, in one tensor after the other; everything else must be the same in all.
 

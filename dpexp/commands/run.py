@@ -97,10 +97,7 @@ def _run(config: RunConfig, as_json: bool, full: bool, quiet: bool) -> int:
     stdout = sys.stdout
 
     def show(record: Record, error: BaseException | None) -> None:
-        is_final = error is None or isinstance(error, KeyboardInterrupt | Terminated)
-        if not is_final and _would_restart():
-            say("torchrun starts the ranks again; the last of them print the Record", err=True)
-        elif as_json:
+        if as_json:
             say(record.to_json(), file=stdout)
         elif not quiet:
             show_report(report.summary(record, full=full, stream=stdout), file=stdout)
@@ -115,17 +112,7 @@ def _run(config: RunConfig, as_json: bool, full: bool, quiet: bool) -> int:
     if outcome.error is not None:
         return _failed(outcome.error)
     is_delivered = delivery is None or delivery.complete
-    return Exit.DONE if is_delivered or _would_restart() else Exit.NOT_DELIVERED
-
-
-def _would_restart() -> bool:
-    """Whether torchrun starts this host's ranks again if this one ends with another code than 0.
-
-    A finished run must not run again because its delivery is incomplete.
-    """
-    from dpexp.distributed.world import restarts_left
-
-    return restarts_left() > 0
+    return Exit.DONE if is_delivered else Exit.NOT_DELIVERED
 
 
 def _ended_without_record(error: BaseException | None) -> int:

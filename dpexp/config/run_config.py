@@ -48,7 +48,7 @@ class RunConfig:
     )
     data: str = option(
         "random",
-        f"random[:samples=100], digits, text:PATH or clicks. Or your own, {OWN}: tensors, a Dataset, a "
+        f"random[:samples=100], digits or text:PATH. Or your own, {OWN}: tensors, a Dataset, a "
         "DataLoader, or a function that makes them.",
         metavar="SOURCE",
     )

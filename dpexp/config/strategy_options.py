@@ -79,8 +79,6 @@ class RankOptions(StrategyOptions):
 class LaunchOptions(RankOptions):
     """Options of a strategy that starts its ranks with torchrun's launcher, unless they run already."""
 
-    max_restarts: int = option(3, "How often all ranks start again after one is lost.", min=0, max=10**6)
-
     @property
     def launch_options(self) -> LaunchOptions | None:
         return self
@@ -164,11 +162,6 @@ class HybridOptions(RankOptions):
         False,
         "Sparse gradients for the host's embeddings: only the rows of the batch are transferred.",
         flag="--sparse/--dense",
-    )
-    shard_embedding: bool = option(
-        False,
-        "Under torchrun: each rank holds some rows of the embeddings, instead of all.",
-        flag="--shard-embedding/--whole-embedding",
     )
 
 

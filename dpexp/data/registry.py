@@ -15,7 +15,6 @@ SOURCES: Aliases = {
     "random": "dpexp.data.random_samples:RandomSource",
     "digits": "dpexp.data.digits:DigitsSource",
     "text": "dpexp.data.text:TextSource",
-    "clicks": "dpexp.data.clicks:ClicksSource",
 }
 LOSSES: Aliases = {
     "mse": "torch.nn.functional:mse_loss",

@@ -2,7 +2,7 @@
 
 launch --> torchrun's agent --> rank 0: python -P -c ENTRY --> RankResult --+--> launch returns the results,
            |                --> rank 1: python -P -c ENTRY --> RankResult --+    and what ended them early
-           +-- a rank is lost: all ranks start again
+           +-- a rank is lost: all ranks end
 
 A run is judged by its Record and the results of its ranks, never by their exit codes: a teardown may fail.
 """
@@ -61,15 +61,9 @@ class RankResult:
     delivery: dict[str, Any] | None = None
 
     def write(self) -> None:
-        """Write it for the launcher, in place of that before a restart."""
+        """Write it for the launcher, in place of an earlier one."""
         if folder := os.environ.get(RESULTS):
             write_atomically(Path(folder) / f"{self.rank}.json", json.dumps(asdict(self)).encode())
-
-
-def read_results(folder: str | Path | None = None) -> list[RankResult]:
-    """The results that the ranks have written, by rank; without a folder those of the ranks beside this."""
-    files = Path(folder or os.environ[RESULTS]).glob("[0-9]*.json")
-    return sorted((RankResult(**json.loads(file.read_bytes())) for file in files), key=lambda each: each.rank)
 
 
 class RanksError(RuntimeError):
@@ -81,9 +75,7 @@ class RanksError(RuntimeError):
     is_cause = False
 
 
-def launch(
-    job: Job, count: int, max_restarts: int, entry: str, run_id: str
-) -> tuple[list[RankResult], BaseException | None]:
+def launch(job: Job, count: int, entry: str, run_id: str) -> tuple[list[RankResult], BaseException | None]:
     """Start ``count`` ranks on this host, each ``python -P -c ENTRY``, and wait for their results.
 
     The second value is what ended them early, as far as torchrun knows: RanksError, or KeyboardInterrupt or
@@ -98,12 +90,13 @@ def launch(
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or str(max(1, (cores() - 1) // count)),
             "PYTHONPATH": python_path(),
             "TORCH_CPP_LOG_LEVEL": "ERROR",
-            # A shared store would give restarted ranks the addresses of those that ended.
+            # the first rank holds their store, as on several hosts: its end is the end of what they wait for
             "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
         }
         with _environment(environment):
-            error = _run_agent(count, max_restarts, entry, Path(folder))
-        return read_results(folder), error
+            error = _run_agent(count, entry, Path(folder))
+        results = [RankResult(**json.loads(file.read_bytes())) for file in Path(folder).glob("[0-9]*.json")]
+        return sorted(results, key=lambda each: each.rank), error
 
 
 def error_of(record: Record | None, fault: BaseException | None) -> BaseException | None:
@@ -143,7 +136,7 @@ def _environment(variables: dict[str, str]) -> Iterator[None]:
                 signal.signal(number, handler)
 
 
-def _run_agent(count: int, max_restarts: int, entry: str, folder: Path) -> BaseException | None:
+def _run_agent(count: int, entry: str, folder: Path) -> BaseException | None:
     """Run torchrun's agent until the ranks have ended; what ended them early, as one of our errors."""
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, Std
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -157,7 +150,7 @@ def _run_agent(count: int, max_restarts: int, entry: str, folder: Path) -> BaseE
         run_id="dpexp",
         rdzv_backend="c10d",
         rdzv_endpoint="localhost:0",
-        max_restarts=max_restarts,
+        max_restarts=0,
         local_addr="localhost",
         logs_specs=DefaultLogsSpecs(str(folder), redirects=dict.fromkeys(range(1, count), Std.ALL)),
     )

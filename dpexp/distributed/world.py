@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import os
 import platform
@@ -11,7 +10,6 @@ from typing import Any
 
 from dpexp.config.errors import ConfigError
 from dpexp.config.mesh import Dimension, Mesh
-from dpexp.record.journal import new_run_id
 
 RUN_ID = "DPEXP_RUN_ID"
 """In the environment of ranks that ``launch`` has started: the id of their run."""
@@ -23,7 +21,7 @@ _runs = itertools.count()
 class World:
     """One rank of ``size``; ``local_rank`` of the ``local_size`` on this host, which has the name ``host``.
 
-    ``attempt`` counts the restarts of all ranks, if they have one agent; ``run`` the runs of their program.
+    ``attempt`` counts how often their one agent, if so, has started the program again; ``run`` its runs.
     """
 
     rank: int
@@ -59,23 +57,6 @@ class World:
         """The world of a run that begins: the next one of this process. Every rank must call this."""
         world = cls.of()
         return replace(world, run=next(_runs)) if world is not None else None
-
-    def run_id(self) -> str:
-        """The id that the first rank gives to the run: the same after a restart by the same agent."""
-        import psutil
-
-        launched, job = os.environ.get(RUN_ID), os.environ.get("TORCHELASTIC_RUN_ID")
-        if launched or job is None:  # without torchrun nothing restarts
-            return launched or new_run_id()
-        agent = psutil.Process(os.getppid())
-        identity = [self.host, agent.pid, agent.create_time(), job, self.run]
-        return hashlib.sha256(repr(identity).encode()).hexdigest()[:12]
-
-
-def restarts_left() -> int:
-    """How often torchrun will still start this host's ranks again after one ends with an error."""
-    most, done = (os.environ.get(f"TORCHELASTIC_{name}", 0) for name in ("MAX_RESTARTS", "RESTART_COUNT"))
-    return int(most) - int(done)
 
 
 @dataclass(frozen=True)

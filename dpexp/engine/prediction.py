@@ -30,7 +30,6 @@ from dpexp.measurement.observe import device_map, observe
 from dpexp.record.record import Row
 from dpexp.strategies.modules import Wrapper, parts
 from dpexp.strategies.placed import Placed
-from dpexp.tensors import map_tensors
 from dpexp.timing import Timer
 
 _TORCH = Path(torch.__file__).parent
@@ -117,7 +116,7 @@ class Emulation:
         mode = FakeTensorMode()
         with FakeCopyMode(mode):
             model = copied_module(self._prepared.model)
-        fake = [_without_data(batch, mode) for batch in batches]
+        fake = [batch.changed(mode.from_tensor) for batch in batches]
         with mode, devices.prediction(), _without_the_log_of_failures():
             return self.observed(model, fake)
 
@@ -146,11 +145,6 @@ def _without_the_log_of_failures() -> Iterator[None]:
         yield
     finally:
         log.disabled = before
-
-
-def _without_data(batch: Batch, mode: FakeTensorMode) -> Batch:
-    inputs, targets = map_tensors(mode.from_tensor, (batch.inputs, batch.targets))
-    return replace(batch, inputs=inputs, targets=targets)
 
 
 def _renamed(placed: Placed, shapes: list[Row], names: dict[str, str], note: str) -> Prediction:

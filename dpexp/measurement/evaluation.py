@@ -99,9 +99,11 @@ class Evaluation:
             return values
         numbers = {}
         if self.metrics is not None:
-            targets = _joined([part.targets for part in parts])
+            with as_config_error("metrics: joining the outputs and targets of all batches"):
+                targets = [part.targets for part in parts]
+                all_rows = tensors.concatenated([*zip(outputs, targets, strict=True)])
             with as_config_error("metrics"):
-                numbers = _numbers(self.metrics(_joined(outputs), targets))
+                numbers = _numbers(self.metrics(*all_rows))
         if self.held_out is None:
             return {f"train_{name}": number for name, number in numbers.items()}
         weighted = zip(losses, objective.weights(parts), strict=True)
@@ -122,16 +124,3 @@ def _numbers(found: Any) -> dict[str, float]:
             )
     with as_config_error("metrics: making numbers of what they return"):
         return {name: float(value) for name, value in found.items()}
-
-
-def _joined(values: list[Any]) -> Any:
-    """The pytrees as one, their tensors joined row by row. Raises ConfigError for shapes that differ."""
-    columns = [list(tensors.walk(value)) for value in values]
-    with as_config_error("metrics: joining the outputs and targets of all batches"):
-        joined = iter([_rows(column) for column in zip(*columns, strict=True)])
-        return tensors.map_tensors(lambda _: next(joined), values[0])
-
-
-def _rows(column: tuple[torch.Tensor, ...]) -> torch.Tensor:
-    """The rows of all batches; of scalars, such as a loss inside the outputs, one per batch."""
-    return torch.stack(column) if column[0].dim() == 0 else torch.cat(column)

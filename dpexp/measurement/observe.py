@@ -115,7 +115,7 @@ def observe(
     without rows of a batch has no rows of its calls.
     """
     log, module = ShapeLog(placed), placed.module
-    update = _no_update if gradients else None
+    update = (lambda: None) if gradients else None  # the step ends before it
     with preserved(module, placed.devices), eager(module), log.hooks():
         for log.batch, batch in zip(count() if numbers is None else numbers, batches, strict=False):
             before = len(log.rows)
@@ -132,10 +132,6 @@ class _EndsAfterForward(StepObserver):
 
 
 _AFTER_FORWARD = _EndsAfterForward()
-
-
-def _no_update() -> None:
-    """The step ends before it; the forward records what backward needs."""
 
 
 def device_map(
@@ -156,11 +152,11 @@ def device_map(
             unit = placed.shards.units.get(full_name)
             row |= {} if unit is None else {"unit": unit}
             full_shape = placed.shards.full_shapes.get(full_name)
-            rows.setdefault(id(parameter), row | _sharding(part.module, parameter, full_shape))
+            rows.setdefault(id(parameter), row | _sharding(parameter, full_shape))
             for key, value in kept.pop(id(parameter), {}).items():
                 if isinstance(value, torch.Tensor) and value.dim():
                     row = _device_map_row(part, "optimizer", f"{name}: {key}", value)
-                    of_optimizer.append(row | {"replicas": []} | _sharding(part.module, value, None))
+                    of_optimizer.append(row | {"replicas": []} | _sharding(value, None))
         for name, buffer in part.module.named_buffers(recurse=False):
             rows.setdefault(id(buffer), _device_map_row(part, "buffer", name, buffer))
     return [*rows.values(), *of_optimizer]
@@ -200,16 +196,11 @@ def size_of(tensor: torch.Tensor) -> int:
     return sum(part.numel() * part.element_size() for part in local_parts(tensor))
 
 
-def _sharding(module: Any, tensor: Any, full_shape: Sequence[int] | None) -> Row:
+def _sharding(tensor: Any, full_shape: Sequence[int] | None) -> Row:
     """The keys of a row that differ for a parameter sharded over ranks; ``bytes`` are those of this rank."""
     if hasattr(tensor, "placements"):  # a DTensor
         local, shape = tensor.to_local(), list(tensor.shape)
         placement = ", ".join(map(str, tensor.placements))
-    elif hasattr(module, "placement"):  # an embedding table
-        shape = [module.full_shape[0], *tensor.shape[1:]]
-        if tensor.shape[1:] == module.weight.shape[1:]:
-            shape = list(module.full_shape)
-        local, placement = tensor, module.placement
     elif full_shape is not None and tuple(full_shape) != tuple(tensor.shape):
         local, shape, placement = tensor, list(full_shape), "by hand"
     else:

@@ -4,7 +4,6 @@ Each line is a JSON object of the time in ms since 1970 and one operation on the
 
     {"at":1767225600000,"set":{"status":"running"}}                  assign values to keys
     {"at":1767225600000,"extend":{"steps.time_ms":[0.31,0.29]}}      append to lists
-    {"at":1767225600000,"cut":{"steps.time_ms":0}}                   shorten lists: ranks have restarted
 
 A dotted key is a key of a dict. A journal that ends at any byte still holds every complete line before it.
 """
@@ -66,20 +65,18 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
 
     @classmethod
     def reopen(cls, folder: Path) -> Journal:
-        """Append to the journal of a run that begins again: its lists are cut to nothing.
+        """Append to the journal of a sweep that is resumed; an incomplete last line is dropped.
 
-        An incomplete last line is dropped. Raises JournalError where there is no journal or its writer is
-        alive.
+        Raises JournalError where there is no journal or its writer is alive.
         """
         journal = cls.__new__(cls)
         journal._open(folder, _open_locked(folder / JOURNAL))
         reader = JournalReader(journal.path)
-        lists = {key for entry in reader for key in entry.get("extend", ())}
+        for _ in reader:
+            pass
         journal._lines, journal._size = reader.lines, reader.offset
         journal._restore()
         (folder / RECORD).unlink(missing_ok=True)
-        if lists:
-            journal._append([("cut", dict.fromkeys(sorted(lists), 0))])
         return journal
 
     def _open(self, folder: Path, file: Any) -> None:
@@ -239,7 +236,7 @@ class JournalReader:
                 except (ValueError, RecursionError):
                     entry = None
                 if isinstance(entry, dict) and all(
-                    isinstance(entry.get(name, {}), dict) for name in ("set", "extend", "cut")
+                    isinstance(entry.get(name, {}), dict) for name in ("set", "extend")
                 ):
                     yield entry
                 else:

@@ -134,9 +134,6 @@ class Record:
 
         Raises JournalError for an entry of a newer schema.
         """
-        for key, length in entry.get("cut", {}).items():
-            parent, name = self._locate(key)
-            del parent.get(name, [])[length:]
         for key, value in entry.get("set", {}).items():
             if key == "schema":
                 check_schema(value, "journal")

@@ -16,7 +16,7 @@ from dpexp.config.errors import ConfigError, describe
 from dpexp.config.process import command
 from dpexp.record.figures import At, figures
 from dpexp.record.files import PROFILE_TABLE, PROFILE_TRACE, JournalError, make_folder, write_atomically
-from dpexp.record.journal import JOURNAL, RUN_ID, Journal, is_open, new_run_id
+from dpexp.record.journal import JOURNAL, RUN_ID, Journal, is_open
 from dpexp.record.record import Record, Row, finish, fold
 from dpexp.record.steps import present
 from dpexp.record.view import RecordView
@@ -34,24 +34,13 @@ class UnknownRunError(ConfigError):
 
 
 def begin(home: Path, run_id: str, facts: Row) -> Journal:
-    """The journal with these facts: a new one, under a new id where it has none, or that of restarted ranks.
-
-    Raises JournalError where it cannot be written: then a new run leaves no folder.
-    """
-    runs = home / "runs"
-    continues = bool(run_id) and (runs / run_id).exists()
-    if continues:
-        journal = Journal.reopen(runs / run_id)
-        kept = ("schema", "run_id", "started", "parent", "steps")
-        journal.set({key: value for key, value in (Record().to_dict() | facts).items() if key not in kept})
-    else:
-        journal = Journal(runs, run_id or new_run_id())
-        journal.set(facts, parent=os.environ.get(PARENT, ""))
+    """A new journal with these facts. Raises JournalError where it cannot be written: no folder is left."""
+    journal = Journal(home / "runs", run_id)
+    journal.set(facts, parent=os.environ.get(PARENT, ""))
     try:
         journal.flush()
     except JournalError:
-        if not continues:
-            journal.abandon()
+        journal.abandon()
         raise
     return journal
 

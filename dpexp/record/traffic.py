@@ -9,7 +9,7 @@ step. Both are known of a Record that has these bytes::
     ddp              broadcast of buffers                  all-reduce of gradients
     fsdp             all-gather                            all-gather again, reduce-scatter of gradients
     hybrid, place    transfer                              transfer of gradients
-    hybrid (ranks)   all-to-all of ids and vectors         all-to-all of gradients, or all-reduce
+    hybrid (ranks)   transfer, broadcast of buffers        all-reduce of gradients
 """
 
 from collections.abc import Iterable, Iterator

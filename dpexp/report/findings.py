@@ -32,8 +32,6 @@ Found = tuple[str, str] | None
 
 TINY_MS = 1.0
 """A replica that computes for longer than this is not dominated by Python."""
-UNBALANCED = 1.3
-"""A rank's time is unbalanced from this many times the others' median."""
 LEAST_MS = 0.5
 """Smaller differences come from the scheduler, not from the layout."""
 
@@ -221,30 +219,6 @@ def _rows_for_all(rows: int, count: int) -> int:
     while -(-rows // -(-rows // count)) < count:
         rows += 1
     return rows
-
-
-@finding("a straggler", needs="phases")
-def straggler(view: RecordView) -> Found:
-    """One rank computes longer than the others, which wait for it at every all-reduce."""
-    ranks = {rank["rank"]: rank for rank in view.record.devices.get("ranks") or []}
-    times: dict[int, defaultdict[int, float]] = {rank: defaultdict(float) for rank in ranks}
-    for row in view.record.timeline:
-        if row["replica"] in times and row["phase"] in ("forward", "backward_compute"):
-            times[row["replica"]][row["step"]] += (row["end_us"] - row["start_us"]) / 1000
-    medians = {rank: statistics.median(steps.values() or [0.0]) for rank, steps in times.items()}
-    if len(medians) < 2 or not all(medians.values()):
-        return None
-    slowest = max(medians, key=lambda rank: medians[rank])
-    others = statistics.median(ms for rank, ms in medians.items() if rank != slowest)
-    if medians[slowest] < UNBALANCED * others or medians[slowest] - others < LEAST_MS:
-        return None
-    return (
-        f"Rank {slowest} ({ranks[slowest]['device']} on host {ranks[slowest]['host']}) is the straggler: its "
-        f"forward and backward take {units.ms(medians[slowest])}, the others' {units.ms(others)} (medians), "
-        "and all wait for it.",
-        "See what else runs on that host, and whether its device and threads equal those of the others; "
-        "otherwise run without it.",
-    )
 
 
 @finding("all-reduce that nothing overlaps", needs="phases")

@@ -147,7 +147,8 @@ def _text(cell: Cell, figure: Figure, baseline: Cell) -> str:
     if figure.name in OF_TWO_CELLS and not _is_compared(cell, baseline):
         return "-"
     if figure.name == "speed_up":
-        return _speed_up(cell.speed_up(baseline))
+        found = cell.speed_up(baseline)
+        return f"{_interval(found)} {verdict(found)}".strip()
     if figure.name == "efficiency":
         return units.text(cell.efficiency(baseline), figure.unit)
     number = cell.number(figure)
@@ -161,10 +162,6 @@ def _number(number: float | None, figure: Figure) -> str:
     if number is None:
         return "-"
     return f"{number:.4g}" if figure.name == "metrics" else units.text(number, figure.unit)
-
-
-def _speed_up(found: Interval) -> str:
-    return f"{_interval(found)} {verdict(found)}".strip()
 
 
 def _interval(interval: Interval) -> str:

@@ -204,10 +204,6 @@ class Shards:
         """The full tensor, as in DTensor, of which this process has a shard."""
         return _full(tensor.detach())
 
-    def rows(self, name: str, tensor: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-        """Rows ``(n, ...)`` of the full tensor, by ascending ids ``(n,)``; dense and on the host."""
-        return rows_of(self.full_tensor(name, tensor), ids)
-
     def load_full_tensor(self, name: str, tensor: torch.Tensor, value: torch.Tensor) -> None:
         """Write the full tensor ``value``, or this process's shard of it, to ``tensor``."""
         to: Any = tensor.detach()
@@ -233,13 +229,6 @@ class Shards:
 def _full(tensor: Any) -> torch.Tensor:
     """The tensor, gathered from all ranks where it is a ``DTensor``."""
     return tensor.full_tensor() if hasattr(tensor, "placements") else tensor  # type: ignore[no-any-return]
-
-
-def rows_of(tensor: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-    """These rows of a dense or sparse tensor, dense and on the host."""
-    tensor, ids = tensor.detach(), ids.to(tensor.device)
-    found = tensor.coalesce().index_select(0, ids).to_dense() if tensor.is_sparse else tensor[ids]
-    return found.cpu()
 
 
 def full_output(tensor: Any) -> torch.Tensor:

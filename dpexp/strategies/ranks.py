@@ -216,7 +216,7 @@ class Fsdp(Strategy):
         if names and self.trains:
             raise ConfigError(
                 f"fsdp reduces and scatters dense gradients, and those of {listed(names)} are sparse: "
-                "make them with sparse=False, or use ddp, or hybrid with --sparse --shard-embedding"
+                "make them with sparse=False, or use ddp, or hybrid with --sparse"
             )
 
     def place(self, model: nn.Module, devices: Devices, timer: Timer) -> Placed:

@@ -190,7 +190,8 @@ def table(rows: list[Row]) -> str:
     """Rows as the JSON of MLflow's ``log_table``, by which it compares runs; ``_FIRST`` comes first."""
     found = dict.fromkeys(key for row in rows for key in row)
     columns = [*(key for key in _FIRST if key in found), *(key for key in found if key not in _FIRST)]
-    data = [[_cell(row.get(key)) for key in columns] for row in rows]
+    cells = ((row.get(key) for key in columns) for row in rows)
+    data = [[json.dumps(cell) if isinstance(cell, list | dict) else cell for cell in row] for row in cells]
     return json.dumps({"columns": columns, "data": data})
 
 
@@ -202,10 +203,6 @@ def to_epoch_ms(iso: str | None) -> int | None:
 def _rows(record: Record) -> dict[str, list[Row]]:
     found = {"shapes.json": record.shapes, "device_map.json": record.device_map}
     return {name: rows for name, rows in found.items() if rows}
-
-
-def _cell(value: Any) -> Any:
-    return json.dumps(value) if isinstance(value, list | dict) else value
 
 
 def _text(value: Any) -> str:

@@ -7,9 +7,6 @@ the same row of MLflow's table, and MLflow leaves it out::
     points                after the byte that the ledger remembers, else those that the store lacks
     params, tags
     of an ended journal   the summary's metrics, tables, artifacts, note, data set, figures; last the status
-
-MLflow cannot remove points: where ranks restarted and the journal was cut, a new MLflow run gets every point,
-and the one from before is deleted. The tag ``dpexp.restarts`` says how many cuts an MLflow run knows.
 """
 
 import hashlib
@@ -40,7 +37,6 @@ BATCH = 1000
 ATTEMPTS = 3
 """Another machine may write the same tag, or delete the MLflow run of two that it does not keep."""
 LOG = "delivery.log"
-RESTARTS_TAG = "dpexp.restarts"
 
 
 def deliver(store: Store, folder: Path) -> Delivery:
@@ -96,12 +92,7 @@ class Upload:
     """
 
     def __init__(self, store: Store, folder: Path) -> None:
-        self.store, self.folder = store, folder
-        self._begin()
-
-    def _begin(self) -> None:
-        """Nothing was read, nothing sent."""
-        self.record, self.restarts = Record(), 0
+        self.store, self.folder, self.record = store, folder, Record()
         self._reader = JournalReader(self.folder / JOURNAL)
         self._lengths: dict[str, int] = {}
         self._keys: dict[str, str | None] = {}  # of MLflow, by list of the Record
@@ -140,50 +131,41 @@ class Upload:
         self.store.client.log_batch(self._run.info.run_id, metrics=[Metric(*point) for point in points])
 
     def _read_lines(self) -> None:
-        """Read what was appended; where it cuts what was sent, everything."""
-        known, begin = self.restarts, self._reader.offset
+        """Read what was appended."""
+        begin = self._reader.offset
         for entry in self._reader:
             with suppress(*NOT_OF_DPEXP):  # `fold` counts the line
                 self.record.apply(entry)
-                points = list(self._points(entry))  # which may cut those that were read before
-                self._read += [(begin, point) for point in points]
+                self._read += [(begin, point) for point in self._points(entry)]
             begin = self._reader.offset
-        if self._run is not None and self.restarts > known:
-            self._begin()
-            self._read_lines()
 
     def _points(self, entry: Row) -> Iterator[Point]:
-        """The points of a line: of lists that it extends, or sets, as ``phases`` is set to a dict of them."""
+        """The points of a line."""
         at = max(0, int(entry.get("at", 0)))  # MLflow has no time before 1970
         if "started" in entry.get("set", {}):
             yield from content.placeholders(self.record, at)
-        lengths, extended = dict(entry.get("cut", {})), dict(entry.get("extend", {}))
-        for key, value in entry.get("set", {}).items():
-            if isinstance(value, dict):
-                lengths |= {name: 0 for name in self._lengths if name.startswith(f"{key}.")}
-                lists = {name: items for name, items in value.items() if isinstance(items, list)}
-                extended |= {f"{key}.{name}": items for name, items in lists.items()}
-        self._cut({key: length for key, length in lengths.items() if length < self._lengths.get(key, 0)})
-        for key, values in extended.items():
-            name, start = self._metric(key), self._lengths.get(key, 0)
-            self._lengths[key] = start + len(values)
+        for key, start, values in self._lists(entry):
+            name = self._metric(key)
             for step, value in enumerate(values if name else [], start):
                 if isinstance(value, int | float):
                     yield Point(str(name), content.metric_value(key, value), at, step)
+
+    def _lists(self, entry: Row) -> Iterator[tuple[str, int, list[Any]]]:
+        """(key, first step, values) of the lists that a line extends, or sets, as those in ``phases``."""
+        lists: Row = dict(entry.get("extend", {}))
+        for key, value in entry.get("set", {}).items():
+            if isinstance(value, dict):
+                lists |= {f"{key}.{name}": each for name, each in value.items() if isinstance(each, list)}
+        for key, values in lists.items():
+            start = self._lengths.get(key, 0) if key in entry.get("extend", {}) else 0
+            self._lengths[key] = start + len(values)
+            yield key, start, values
 
     def _metric(self, list_key: str) -> str | None:
         """The metric of a list: the same one in every delivery, as lists come in the journal's order."""
         if list_key not in self._keys:
             self._keys[list_key] = content.metric_key(list_key, self._keys.values())
         return self._keys[list_key]
-
-    def _cut(self, lengths: dict[str, int]) -> None:
-        """Ranks began again: forget the points that the journal takes back."""
-        self.restarts += bool(lengths)
-        self._lengths |= lengths
-        kept = {self._metric(key): length for key, length in lengths.items()}
-        if kept:
-            self._read = [(begin, p) for begin, p in self._read if p.step < kept.get(p.key, p.step + 1)]
 
     def _attach(self) -> Any:
         """The MLflow run of this journal, with what the ledger knows of it."""
@@ -198,25 +180,18 @@ class Upload:
     def _find(self, experiment: str) -> Any:
         """The MLflow run of this journal as it is now, None without one.
 
-        Of several, which two machines made at once, the first by its id stays; those others, and one from
-        before a restart, are deleted. Raises StoreError where this copy of the journal lacks a restart.
+        Of several, which two machines made at once, the first by its id stays; the others are deleted.
         """
         query = f"tags.`{content.RUN_ID_TAG}` = '{self.record.run_id}'"
         found = list(self.store.client.search_runs([experiment], query, max_results=50))
-        restarts = {run.info.run_id: int(run.data.tags.get(RESTARTS_TAG, 0)) for run in found}
-        if max(restarts.values(), default=0) > self.restarts:
-            raise StoreError(f"run {self.folder.name} has begun again since this copy of its journal")
-        own = sorted(run_id for run_id, count in restarts.items() if count == self.restarts)[:1]
-        for run_id in restarts.keys() - own:
-            self.store.client.delete_run(run_id)
-        return next((run for run in found if run.info.run_id in own), None)
+        for run in sorted(found, key=lambda run: run.info.run_id)[1:]:
+            self.store.client.delete_run(run.info.run_id)
+        return min(found, key=lambda run: run.info.run_id, default=None)
 
     def _create(self, experiment: str) -> Any:
         record = self.record
         user = names.fitted(record.environment.get("user") or "", "unknown")
         tags = {content.RUN_ID_TAG: record.run_id, "mlflow.user": user}
-        if self.restarts:
-            tags[RESTARTS_TAG] = str(self.restarts)
         started, name = content.to_epoch_ms(record.started), names.fitted(record.name, record.run_id)
         created = self.store.client.create_run(experiment, start_time=started, tags=tags, run_name=name)
         self._run = self._find(experiment) or created  # that of another machine may be there, too

@@ -48,7 +48,7 @@ class Follower:
         """Start the process without waiting for it, in its own session, which Ctrl-C does not reach."""
         _unreaped[:] = [process for process in _unreaped if process.poll() is None]
         folder = home / "runs" / run_id
-        words = [sys.executable, "-P", "-m", MODULE, run_id, str(journal_bytes(folder)), str(os.getpid())]
+        words = [sys.executable, "-P", "-m", MODULE, run_id, str(os.getpid())]
         env = os.environ | {"DPEXP_HOME": str(home), "PYTHONPATH": python_path()}
         no = DEVNULL
         return cls(Popen(words, stdin=no, stdout=no, stderr=no, env=env, start_new_session=True), folder)
@@ -122,8 +122,8 @@ class Follower:
         return Delivery(False, f"not delivered: {reason}; {SAFE}; deliver it with: {how}")
 
 
-def journal_bytes(folder: Path) -> int:
-    """The size of the journal of a run; 0 where it has none."""
+def has_begun(folder: Path) -> bool:
+    """Whether a run has a journal with a line in it."""
     with contextlib.suppress(OSError):
-        return (folder / JOURNAL).stat().st_size
-    return 0
+        return (folder / JOURNAL).stat().st_size > 0
+    return False

@@ -1,14 +1,14 @@
 """The follower: the process that delivers a run to MLflow, while it computes and at its end.
 
-``follow.Follower`` starts ``python -m dpexp.tracking.follower RUN_ID BYTES PARENT`` before it imports torch::
+``follow.Follower`` starts ``python -m dpexp.tracking.follower RUN_ID PARENT`` before it imports torch::
 
     import mlflow              by a thread that runs when nothing else does
-    wait                       until the journal has other than BYTES bytes: the run has begun, or again
+    wait                       until the journal has a byte: the run has begun
     every 2 s                  that thread sends the points of new lines
     the journal's lock is free its writer has ended, however it did: the main thread delivers the rest
 
-Nobody tells it anything. It follows a journal, not a process: ranks that restart append to the same journal.
-A store that does not answer is retried while the run computes, and once more at its end.
+Nobody tells it anything. A store that does not answer is retried while the run computes, and once more at
+its end.
 """
 
 import fcntl
@@ -26,7 +26,7 @@ from dpexp.record.files import private_files
 from dpexp.record.journal import JOURNAL, is_open
 from dpexp.tracking import ledger
 from dpexp.tracking.deliver import Upload, deliver, note_error
-from dpexp.tracking.follow import MODULE, journal_bytes
+from dpexp.tracking.follow import MODULE, has_begun
 from dpexp.tracking.store import Store, import_mlflow
 
 DELIVERED, NOT_DELIVERED, NO_RUN = 0, 3, 4
@@ -37,25 +37,24 @@ TAKE_OVER_S = 2.0
 """How long the end of a run waits for the thread beside it, which a busy machine lets starve."""
 
 
-def follow(run_id: str, before: int, parent: int) -> int:
+def follow(run_id: str, parent: int) -> int:
     """Deliver a run from its beginning to its end; returns the exit code."""
     store, folder = Store.from_environment(home()), home() / "runs" / run_id
     beside_run = ThreadPoolExecutor(1, initializer=_run_when_idle)
-    beside = [beside_run.submit(import_mlflow)] if journal_bytes(folder) == before else []
-    if not _begins(folder, before, parent):
+    beside = [] if has_begun(folder) else [beside_run.submit(import_mlflow)]
+    if not _begins(folder, parent):
         return NO_RUN
-    with ledger.lock(folder, forever=True):  # the follower of the ranks before a restart may be at work
-        while ledger.state(folder, store.name) != "yes":
-            if is_open(folder / JOURNAL):
-                ended = threading.Event()
-                beside.append(beside_run.submit(_deliver_live, store, folder, ended))
-                _wait_for_end(folder / JOURNAL)
-                ended.set()
-            if wait(beside, TAKE_OVER_S).not_done:  # no thread can leave the idle class: begin again
-                os.execv(sys.executable, [sys.executable, "-P", "-m", MODULE, *sys.argv[1:]])
-            if not deliver(store, folder).complete and not is_open(folder / JOURNAL):
-                return NOT_DELIVERED
-    return DELIVERED
+    with ledger.lock(folder, forever=True):  # a `sync` may be at work
+        if is_open(folder / JOURNAL):
+            ended = threading.Event()
+            beside.append(beside_run.submit(_deliver_live, store, folder, ended))
+            with (folder / JOURNAL).open("rb") as journal:
+                fcntl.flock(journal, fcntl.LOCK_SH)  # which its writer holds until it ends
+            ended.set()
+        if wait(beside, TAKE_OVER_S).not_done:  # no thread can leave the idle class: begin again
+            os.execv(sys.executable, [sys.executable, "-P", "-m", MODULE, *sys.argv[1:]])
+        is_delivered = ledger.state(folder, store.name) == "yes" or deliver(store, folder).complete
+    return DELIVERED if is_delivered else NOT_DELIVERED
 
 
 def _run_when_idle() -> None:
@@ -66,21 +65,15 @@ def _run_when_idle() -> None:
         os.nice(19)
 
 
-def _begins(folder: Path, before: int, parent: int) -> bool:
+def _begins(folder: Path, parent: int) -> bool:
     """Wait for the first line of the run; False if its process ends without one."""
     while True:
         is_alive = os.getppid() == parent
-        if journal_bytes(folder) != before:
+        if has_begun(folder):
             return True
         if not is_alive:
             return False
         time.sleep(0.1)
-
-
-def _wait_for_end(journal: Path) -> None:
-    """Wait until the journal has no writer: the lock that it holds is free."""
-    with journal.open("rb") as file:
-        fcntl.flock(file, fcntl.LOCK_SH)
 
 
 def _deliver_live(store: Store, folder: Path, ended: threading.Event) -> None:
@@ -92,11 +85,8 @@ def _deliver_live(store: Store, folder: Path, ended: threading.Event) -> None:
                 if known is None:
                     store.open()
                 run, pause_s = upload.send_points(), POLL_INTERVAL_S
-                if run is not known:
-                    monitored.close()
+                if known is None:
                     known = run
-                    if run.info.status != "RUNNING":  # ranks begin again
-                        store.client.update_run(run.info.run_id, status="RUNNING")
                     _monitor(store, run.info.run_id, monitored)
             except Exception as error:  # any store, any driver: the last delivery reports it
                 note_error(store, folder, error)

@@ -22,7 +22,6 @@ from dpexp.config.errors import ConfigError, describe, listed
 from dpexp.config.factories import Aliases, Factory
 from dpexp.strategies.modules import EmbeddingTable, named_parameters
 from dpexp.strategies.placed import Placed, Shards
-from dpexp.strategies.row_shards import PlacedTable
 from dpexp.training.attributes import attributes, is_equal, write_attributes
 from dpexp.training.eager_optimizers import eager
 
@@ -171,7 +170,7 @@ class OptimizerChoice:
         tables = {
             id(each.weight)
             for each in placed.module.modules()
-            if is_known and isinstance(each, PlacedTable) and each.sparse
+            if is_known and isinstance(each, EmbeddingTable) and each.sparse
         }
         in_tables = [each for each in trained if id(each) in tables]
         others = [each for each in trained if id(each) not in tables]

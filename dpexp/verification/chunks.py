@@ -65,7 +65,7 @@ class Chunked(Wrapper):
             if chunk == 0:
                 kept = _buffers(self.module)
         _set_buffers(kept)
-        return outputs[0] if len(outputs) == 1 else _joined(outputs)
+        return outputs[0] if len(outputs) == 1 else tensors.concatenated(outputs)
 
     def _split(self, args: Any, kwargs: Any) -> Iterator[tuple[Any, Any]]:
         rows = next((len(tensor) for tensor in tensors.walk((args, kwargs)) if tensor.dim()), 1)
@@ -102,16 +102,6 @@ def _set_buffers(buffers: Mapping[_Place, torch.Tensor]) -> None:
     """New tensors, not new values: backward may need the old ones."""
     for (module, key), buffer in buffers.items():
         module._buffers[key] = buffer
-
-
-def _joined(outputs: list[Any]) -> Any:
-    together = [_cat(pieces) for pieces in zip(*(tensors.walk(each) for each in outputs), strict=True)]
-    of_all = iter(together)
-    return tensors.map_tensors(lambda _: next(of_all), outputs[0])
-
-
-def _cat(pieces: tuple[torch.Tensor, ...]) -> torch.Tensor:
-    return torch.cat(pieces) if pieces[0].dim() else torch.stack(pieces)
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,7 @@ def gathered_outputs(
         return by_dp_rank[0][0] if by_dp_rank else {}
     names = by_dp_rank[0][0]
     return {
-        name: _sum([(outputs[name], weight) for outputs, weight in by_dp_rank])
+        name: torch.stack([outputs[name] * weight for outputs, weight in by_dp_rank if weight]).sum(0)
         if name in scalars
         else _joined([outputs[name] for outputs, _ in by_dp_rank], expected.outputs.get(name))
         for name in names
@@ -79,10 +79,6 @@ def _dimension_of_rows(of_ranks: list[torch.Tensor], expected: torch.Tensor | No
     return next(
         (dim for dim, (of_dim, size) in enumerate(zip(sizes, wanted, strict=False)) if sum(of_dim) == size), 0
     )
-
-
-def _sum(weighted: list[tuple[torch.Tensor, float]]) -> torch.Tensor:
-    return torch.stack([tensor * weight for tensor, weight in weighted if weight]).sum(0)
 
 
 def drop_scalars_apart(

@@ -113,7 +113,7 @@ class Recorder(StepObserver):
 
     def _end(self) -> None:
         self.is_complete = True
-        then, self._then = self._then, _nothing  # which may refer to this recorder, and so keep the step
+        then, self._then = self._then, lambda: None  # which may refer to this recorder, and so keep the step
         then()
 
     def hooks(self, order: bool = False) -> ExitStack:
@@ -173,10 +173,6 @@ def _unwrapped(tensor: torch.Tensor) -> torch.Tensor:
 
 def _scalar(value: float | None) -> Tensors:
     return {} if value is None else {"": torch.tensor(value, dtype=torch.float64)}
-
-
-def _nothing() -> None:
-    """What comes after a step that has ended."""
 
 
 def _append(names: list[str], name: str, _: torch.Tensor) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
@@ -249,9 +250,7 @@ class SingleDevice:
 
 def in_dtype(batch: Batch, dtype: torch.dtype) -> Batch:
     """The batch in memory of its own, with floating-point inputs and targets of this type."""
-    own = batch.copied()
-    inputs, targets = tensors.cast((own.inputs, own.targets), dtype)
-    return replace(own, inputs=inputs, targets=targets)
+    return batch.copied().changed(partial(tensors.cast, dtype=dtype))
 
 
 def _cloned(values: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -119,15 +119,14 @@ class RowShards(Shards):
 
     def __init__(self, shards: Shards, rows: Mapping[str, torch.Tensor]) -> None:
         self._shards, self._rows = shards, rows
-        self.full_shapes, self.units = shards.full_shapes, shards.units
 
     def full_tensor(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        if name in self._rows:
-            return self._shards.rows(name, tensor, self._rows[name])
-        return self._shards.full_tensor(name, tensor)
-
-    def norm(self, name: str, gradient: torch.Tensor) -> torch.Tensor:
-        return self._shards.norm(name, gradient)
+        """The full tensor; of a large table these rows, dense and on the host."""
+        full = self._shards.full_tensor(name, tensor)
+        if name not in self._rows:
+            return full
+        ids = self._rows[name].to(full.device)
+        return (full.coalesce().index_select(0, ids).to_dense() if full.is_sparse else full[ids]).cpu()
 
 
 def read_by_rows(layout: Trainer, rows: Mapping[str, torch.Tensor]) -> Trainer:

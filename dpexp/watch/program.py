@@ -19,7 +19,7 @@ from dpexp.distributed.world import World
 from dpexp.engine.facts import environment, git, torch_environment
 from dpexp.engine.observations import labels, merged_device_map
 from dpexp.measurement.observe import device_map
-from dpexp.record.journal import WATCH_STRATEGY, new_run_id, now
+from dpexp.record.journal import WATCH_STRATEGY, now
 from dpexp.record.record import Row
 from dpexp.record.redact import redact_values
 from dpexp.strategies.placed import Placed
@@ -56,13 +56,12 @@ def _plain(value: Any) -> Any:
     return getattr(value, "__name__", type(value).__name__) if callable(value) else shown(value)
 
 
-def rank_and_run() -> tuple[int, str]:
-    """The rank of this process, and the id of the run, which ranks that torchrun starts again continue."""
-    is_initialized = distributed.is_available() and distributed.is_initialized()
-    can_restart = "TORCHELASTIC_RUN_ID" in os.environ
-    world = World.of_next_run() if can_restart or not is_initialized else None
-    rank = distributed.get_rank() if is_initialized else world.rank if world is not None else 0
-    return rank, world.run_id() if world is not None and not rank else new_run_id()
+def rank() -> int:
+    """The rank of this process; 0 of one that is alone."""
+    if distributed.is_available() and distributed.is_initialized():
+        return distributed.get_rank()
+    world = World.of()
+    return world.rank if world is not None else 0
 
 
 def facts_of(config: Row) -> Row:

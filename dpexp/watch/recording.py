@@ -30,12 +30,12 @@ from dpexp.distributed.group import ProcessGroup
 from dpexp.distributed.signals import SIGNALS
 from dpexp.engine.observations import merged_shapes
 from dpexp.record.files import JournalError
-from dpexp.record.journal import WATCH_STRATEGY, Journal, NullJournal, now
+from dpexp.record.journal import WATCH_STRATEGY, Journal, NullJournal, new_run_id, now
 from dpexp.record.record import Row, finish
 from dpexp.record.redact import redact
 from dpexp.record.runs import begin
 from dpexp.tracking.follow import Follower
-from dpexp.watch.program import NOT_VERIFIED, Layout, config_of, facts_of, on_device, plain, rank_and_run
+from dpexp.watch.program import NOT_VERIFIED, Layout, config_of, facts_of, on_device, plain, rank
 
 FLUSH_SECONDS, BURST = 0.5, 10
 """The journal is flushed every 0.5 s on average; after a pause ten times in a row, so that of two metrics
@@ -68,8 +68,8 @@ class Recording:
         ``options`` are those of the watch. ``DPEXP_EXPERIMENT`` and ``DPEXP_TRACK_TIMEOUT`` are read. Raises
         ConfigError for a name that a store does not hold, and for a folder of runs that cannot be written.
         """
-        config, (rank, run_id) = config_of(model, name, options), rank_and_run()
-        if rank:
+        config, run_id = config_of(model, name, options), new_run_id()
+        if rank():
             return cls()
         follower = Follower.start(home(), run_id)
         try:

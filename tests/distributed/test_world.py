@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import pytest
 
 from dpexp.config.errors import ConfigError
-from dpexp.distributed.world import World, restarts_left
+from dpexp.distributed.world import World
 
 TORCHRUN = {
     "RANK": "1",
@@ -15,7 +15,6 @@ TORCHRUN = {
     "MASTER_ADDR": "localhost",
     "MASTER_PORT": "29500",
     "TORCHELASTIC_RESTART_COUNT": "1",
-    "TORCHELASTIC_MAX_RESTARTS": "3",
 }
 
 
@@ -36,9 +35,8 @@ def test_a_world_is_read_from_the_environment(
 ) -> None:
     """Restarts count where all ranks have one agent."""
     assert World.of() is None
-    assert restarts_left() == 0
     set_all(monkeypatch, {"WORLD_SIZE": size})
     world = World.of()
     assert world is not None
     assert (world.rank, world.size, world.local_rank, world.local_size) == (1, int(size), 1, 2)
-    assert (world.attempt, restarts_left()) == (attempt, 2)
+    assert world.attempt == attempt

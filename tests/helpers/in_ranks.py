@@ -14,17 +14,14 @@ import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
-from dataclasses import replace
 from datetime import timedelta
 from importlib import import_module
-from itertools import islice
 from pathlib import Path
 from typing import Any, NoReturn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "verification" / "cases"))
 
-import torch
 from command_lines import ENVIRONMENT
 from engine_runs import along_mesh, recorded
 from torch import distributed
@@ -34,14 +31,8 @@ from dpexp.config.run_config import RunConfig
 from dpexp.config.strategy_options import RankOptions
 from dpexp.data.rng import seed_globals
 from dpexp.distributed.group import ProcessGroup
-from dpexp.engine.prepare import prepare
 from dpexp.record.journal import new_run_id
 from dpexp.record.record import Record
-from dpexp.strategies.ranks import on_one_device
-from dpexp.strategies.registry import STRATEGIES
-from dpexp.timing import Timer
-from dpexp.verification.compare import relative_error
-from dpexp.verification.model_copy import copied
 
 
 def in_ranks(ranks: int, file: str, *cases: str) -> dict[str, list[Any]]:
@@ -65,20 +56,6 @@ def record(group: ProcessGroup, text: str) -> dict[str, Any]:
     """The Record of a run; on a rank that is not the first, an empty one."""
     config = RunConfig.from_dict(json.loads(text))
     return recorded(home(), config, new_run_id(), group=along_mesh(group, config)).to_dict()
-
-
-def training_error(config: RunConfig, group: ProcessGroup) -> float:
-    """How far the parameters that ranks have trained are from those of a single device."""
-    prepared, trained = prepare(config, group=group), []
-    prepared.data = prepared.data.to(torch.float64)
-    alone = replace(prepared, strategy=STRATEGIES["single"](RunConfig("single").options))
-    for each in (alone, prepared):
-        model = copied(prepared.model, torch.float64)
-        placed = each.strategy.place(model if each is prepared else on_one_device(model), (), Timer())
-        trainer = each.trainer(placed)
-        trainer.take_steps(map(each.part, islice(each.endless_batches(), 4)))
-        trained.append(trainer.complete_parameters())
-    return relative_error(*trained)
 
 
 # --- the processes --------------------------------------------------------------------------------------

@@ -36,7 +36,7 @@ RANKS: dict[str, dict[str, Any]] = {
     "ddp unused": {"find_unused": True},
     "fsdp": {"block": ("block*", "embedding")},
     "hybrid": {},
-    "hybrid sharded": {**SPARSE, "shard_embedding": True},
+    "hybrid sparse of ranks": {**SPARSE},
     "custom": {"layout": f"{LAYOUT}:tensor_parallel", "mesh": "tp=2"},
     "custom of rows": {"layout": f"{LAYOUT}:sharded", "mesh": "dp=2"},
 }

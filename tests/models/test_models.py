@@ -170,7 +170,6 @@ def test_features_decide_the_options_that_are_not_given(
         ("mlp", "digits", 5, 0.1, 0.9),
         ("rnn", "digits", 8, 0.5, 0.9),
         ("transformer", "digits", 8, 0.1, 0.85),
-        ("dlrm", "clicks:rows=100", 5, 1.0, 0.68),
     ],
 )
 def test_every_model_learns_its_task(name: str, source: str, epochs: int, lr: float, wanted: float) -> None:

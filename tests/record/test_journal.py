@@ -17,7 +17,7 @@ from command_lines import ROOT
 from dpexp.record.files import JournalError, check_writable
 from dpexp.record.journal import JOURNAL, RECORD, Journal, JournalReader, is_open
 from dpexp.record.record import Record, finish
-from dpexp.record.runs import begin, summaries
+from dpexp.record.runs import summaries
 from dpexp.record.steps import spread
 from dpexp.report import listing, summary
 
@@ -206,24 +206,22 @@ def test_a_record_that_is_older_than_its_journal_or_broken_is_not_read(runs: Pat
     assert Record.load(folder).status == "finished"
 
 
-def test_a_run_that_begins_again_has_what_it_records_after(runs: Path) -> None:
-    journals.phases(journal := journals.begin(runs, "again"))
-    journals.step(journal, 0, 50)
+def test_the_journal_of_a_sweep_that_is_resumed_goes_on_after_its_last_complete_line(runs: Path) -> None:
+    journal = journals.begin(runs, "again")
     journal._file.close()
     with journal.path.open("ab") as file:
         file.write(b'{"at":1,"ext')
-    again = begin(runs.parent, "again", {"name": "second"})
+    again = Journal.reopen(journal.folder)
     with pytest.raises(JournalError, match="another process is writing it"):
         Journal.reopen(journal.folder)
-    journals.step(again, 0, 10)
+    again.set(name="second")
     journals.end(again)
     record = Record.load(journal.folder)
     assert (record.status, record.name, record.damage) == ("finished", "second", [])
-    assert (len(record.steps["loss"]), record.phases, record.metrics, record.timeline) == (10, {}, {}, [])
 
 
 def test_a_record_is_written_only_of_a_run_that_has_ended(runs: Path) -> None:
-    """Whoever closes a run may find that its ranks have just begun again."""
+    """Whoever closes a sweep may find that it has just been resumed."""
     journal = journals.begin(runs, "again")
     assert finish(journal.path).status == "running"
     assert not (journal.folder / RECORD).exists()

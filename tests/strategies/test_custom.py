@@ -9,6 +9,7 @@ from command_lines import HELPERS, ROOT
 from engine_runs import recorded
 from in_ranks import records
 from launching import run
+from printed import write_examples
 from torch import nn
 
 from dpexp.config.errors import ConfigError
@@ -43,6 +44,16 @@ def test_tensor_and_data_parallel_together_train_as_a_single_device(dpexp_home: 
     assert {move.is_backward for move in RecordView(found).moves} == {False, True}
     single = recorded(dpexp_home, RunConfig.from_dict(SHORT | {"strategy": "single", "model": "blocks"}))
     assert found.steps["loss"] == pytest.approx(single.steps["loss"], rel=1e-5)
+
+
+def test_a_table_is_split_over_ranks_as_docs_show(tmp_path: Path) -> None:
+    write_examples("docs/custom-layouts.md", tmp_path)
+    layout = {"layout": f"{tmp_path}/table.py:parallelize", "mesh": "tp=2", "devices": "cpu"}
+    (found,) = records(2, SHORT | layout | {"model": "embedding:rows=71,dim=16", "optimizer": "adagrad"})
+    assert found.verification["passed"] is True
+    assert found.verification["gradient_error"] < 1e-12
+    rows = [row for row in found.device_map if (row["module"], row["kind"]) == ("embedding", "parameter")]
+    assert [(row["rank"], row["local_shape"]) for row in rows] == [(0, [36, 16]), (1, [35, 16])]
 
 
 def test_without_a_mesh_ranks_are_along_dp() -> None:

@@ -26,7 +26,6 @@ OTHER_DATA = [
     ("cnn", "digits"),
     ("capsnet", "digits"),
     ("mlp", "digits"),
-    ("dlrm", "clicks:samples=40"),
     ("embedding", f"text:{__file__}"),
     ("rnn", f"text:{__file__}"),
     ("transformer", f"text:{__file__}"),

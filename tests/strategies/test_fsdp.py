@@ -68,28 +68,6 @@ def test_replicated_tables_are_all_reduced(options: dict[str, Any]) -> None:
     assert "allreduce_tables" in found.phases
 
 
-def test_tables_are_sharded_by_rows() -> None:
-    options = {"shard_embedding": True, "sparse": True, "model": "embedding:rows=70001,dim=16"}
-    (found,) = records(2, {"strategy": "hybrid", "optimizer": "adagrad"} | options | ACCUMULATED | SHORT)
-    assert max(found.verification["output_error"], found.verification["gradient_error"]) < 1e-12
-    tables = [row for row in found.device_map if row["module"] == "embedding"]
-    parameters = [row for row in tables if row["kind"] == "parameter"]
-    assert [(row["rank"], row["placement"], row["bytes"]) for row in parameters] == [
-        (0, "rows 0 to 35000", 35001 * 64),
-        (1, "rows 35001 to 70000", 35000 * 64),
-    ]
-    assert "embedding was compared in" in found.verification["note"]
-    sums = [row for row in tables if row["kind"] == "optimizer"]
-    assert [(row["rank"], row["shape"], row["bytes"]) for row in sums] == [
-        (rank, [70001, 16], 64 * rows) for rank, rows in enumerate((35001, 35000))
-    ]
-
-
-def test_sharding_without_ranks_is_refused() -> None:
-    with pytest.raises(ConfigError, match="start them with torchrun"):
-        prepare(RunConfig("hybrid", virtual=1, options={"shard_embedding": True}))
-
-
 def test_a_list_of_modules_is_sharded_module_by_module() -> None:
     """A ModuleList has no forward, and FSDP2 refuses to shard one; a model without parts is one unit."""
 

@@ -1,6 +1,5 @@
 """Sync: what a store has lost comes back, and a run that is not tracked stays off it."""
 
-import shutil
 from pathlib import Path
 
 import journals
@@ -10,7 +9,6 @@ from mlflow.tracking import MlflowClient
 from mlflow_reader import everything, mlflow_runs, only_run, steps_of
 
 from dpexp.record.record import finish
-from dpexp.record.runs import begin
 from dpexp.tracking import ledger
 from dpexp.tracking.sync import sync
 
@@ -75,27 +73,6 @@ def test_the_whole_of_a_journal_that_was_delivered_in_part_follows(
     synced(str(journal))
     assert everything(uri, "copied")["status"] == "FINISHED"
     assert steps_of(uri, "copied") == list(range(100))
-
-
-def test_a_copy_of_a_journal_from_before_a_restart_takes_nothing_back(
-    runs: Path, uri: str, tmp_path: Path
-) -> None:
-    journal = journals.begin(runs, "restarted")
-    journals.step(journal, 0, 10)
-    earlier = tmp_path / "earlier" / "runs" / "restarted"
-    shutil.copytree(journal.folder, earlier)
-    journal.close()
-    with begin(runs.parent, "restarted", {"config": {}}) as again:
-        journals.step(again, 0, 20)
-        journals.end(again)
-    synced("restarted")
-    before = everything(uri, "restarted")
-    copied = script(
-        "runs.py", "sync", "restarted", DPEXP_HOME=str(earlier.parents[1]), MLFLOW_TRACKING_URI=uri
-    )
-    assert copied.returncode == 3
-    assert "has begun again since this copy of its journal" in copied.stderr
-    assert everything(uri, "restarted") == before
 
 
 def test_a_run_that_another_process_delivers_is_not_delivered_twice(

@@ -152,11 +152,12 @@ def test_a_program_that_never_closes_its_run_ends_it_however_it_ends(
     assert "verified to 1e-05" in found["tags"]["mlflow.note.content"] or status != "finished"
 
 
-def test_ranks_are_one_run_and_one_that_starts_again_continues_it(
+def test_ranks_are_one_run_and_a_program_that_starts_again_has_another(
     dpexp_home: Path, uri: str, tmp_path: Path
 ) -> None:
     _, run_id = run_program(tmp_path, "restart", *AGENT, "2", "--max-restarts", "1")
-    assert [path.name for path in (dpexp_home / "runs").iterdir()] == [run_id]
+    (failed,) = (path.name for path in (dpexp_home / "runs").iterdir() if path.name != run_id)
+    assert record_of(dpexp_home, failed).status == "failed"
     record = record_of(dpexp_home, run_id)
     assert (record.status, record.strategy, record.execution) == ("finished", "watch", "real")
     assert record.config["layout"] == "ddp"

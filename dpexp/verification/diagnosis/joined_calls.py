@@ -29,13 +29,6 @@ def _local(outputs: Sequence[Any]) -> list[torch.Tensor]:
     return [full_output(each.to_local() if hasattr(each, "placements") else each) for each in outputs]
 
 
-def joined_chunks(chunks: Sequence[Outputs]) -> list[torch.Tensor]:
-    """The outputs of a single device that computed the rows in chunks, as if it had computed them at once."""
-    if len(chunks) == 1:
-        return [*chunks[0]]
-    return [torch.cat(each) if each[0].dim() else torch.stack(each) for each in zip(*chunks, strict=True)]
-
-
 def joined_call(
     by_rank: Sequence[Calls],
     ranks_by_dp_rank: Sequence[Sequence[int]],

@@ -10,11 +10,12 @@ from itertools import islice
 
 import torch
 
+from dpexp import tensors
 from dpexp.verification.compare import whole_error
 from dpexp.verification.diagnosis import patterns
 from dpexp.verification.diagnosis.agreement import Agreement, Found
 from dpexp.verification.diagnosis.gradients import BESIDE
-from dpexp.verification.diagnosis.joined_calls import Key, Outputs, joined_call, joined_chunks, local_calls
+from dpexp.verification.diagnosis.joined_calls import Key, Outputs, joined_call, local_calls
 from dpexp.verification.failure import Failure
 from dpexp.verification.recorder import Calls, widened
 from dpexp.verification.take import Take
@@ -31,8 +32,8 @@ class FirstModule:
 
     def find(self) -> Found:
         """The first module in forward order whose output differs."""
-        calls = self.failure.found.calls
-        by_rank = self._ranks.all_gather(lambda: local_calls(calls) if self._has_rows() else {})
+        rows, calls = self.group.rows(self.failure.batch.rows), self.failure.found.calls
+        by_rank = self._ranks.all_gather(lambda: local_calls(calls) if rows.stop > rows.start else {})
         wrong, right = self._judged_modules(by_rank)
         if not wrong:
             return Found()
@@ -60,16 +61,13 @@ class FirstModule:
             calls = min(map(len, of_chunks))
             if counts[key] >= calls:
                 continue  # of another chunk
-            wanted = joined_chunks([each[counts[key]] for each in of_chunks])
+            chunks = [each[counts[key]] for each in of_chunks]
+            wanted = chunks[0] if len(chunks) == 1 else tensors.concatenated(chunks)
             for found_key in self._levels(by_rank, key[0]):
                 found = joined_call(by_rank, together, found_key, counts[key], calls, wanted)
                 if found is not None:
                     yield found_key, found, wanted
             counts[key] += 1
-
-    def _has_rows(self) -> bool:
-        rows: slice = self.group.rows(self.failure.batch.rows)
-        return bool(rows.stop > rows.start)
 
     @staticmethod
     def _levels(by_rank: Sequence[Calls], name: str) -> list[Key]:

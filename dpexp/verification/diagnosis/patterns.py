@@ -36,7 +36,7 @@ def factor(found: torch.Tensor, expected: torch.Tensor) -> float | None:
     residual = float(torch.linalg.vector_norm(found - scale * expected))
     if residual > CLOSE * math.sqrt(norm) * max(1.0, abs(scale)):
         return None
-    if _explains(residual, found, expected):
+    if residual <= EXPLAINED * float(torch.linalg.vector_norm(found - expected)):
         return scale
     return 1.0 if is_close(scale, 1) else None
 
@@ -48,10 +48,6 @@ def of_type(found: torch.Tensor) -> str:
             name = str(kind).removeprefix("torch.")
             return f"its numbers are rounded to {name}: something casts it, or adds it up, in this type"
     return ""
-
-
-def _explains(residual: float, found: torch.Tensor, expected: torch.Tensor) -> bool:
-    return residual <= EXPLAINED * float(torch.linalg.vector_norm(found - expected))
 
 
 def of_factor(scale: float, shards: int, unit: str = "shard") -> str:
