@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from dpexp import live
 from dpexp.config.errors import ConfigError, Terminated, as_config_error
+from dpexp.config.printable import printable
 from dpexp.config.process import home
 from dpexp.config.run_config import RunConfig
 from dpexp.distributed.faults import LostContact, PeerError, error_row
@@ -30,6 +31,8 @@ from dpexp.engine.progress import ProgressBar, importing_torch
 from dpexp.record.files import JournalError, check_writable
 from dpexp.record.journal import Journal, NullJournal, new_run_id, now
 from dpexp.record.record import Record, finish
+from dpexp.record.redact import redact
+from dpexp.tracking.user_runs import user_run
 
 if TYPE_CHECKING:
     from dpexp.distributed.launch import RankResult
@@ -144,7 +147,7 @@ def execute(
         from dpexp.distributed.launch import end_with_launcher
 
         end_with_launcher()
-    is_recorder = world is None or world.rank == 0
+    is_recorder, users = world is None or world.rank == 0, user_run()
     quiet = quiet or not is_recorder
     signals = SignalHandler()
     with signals.installed(is_last=is_last):
@@ -160,6 +163,8 @@ def execute(
                 signals.terminate()
             raise
         record, result, error = _run_engine(prepared, journal, signals, quiet)
+        if is_recorder and (found := user_run()) != users:
+            _warn_of_user_run(found)
         before = signals.received
         if record is not None and is_recorder:
             on_record(record, error)  # while the rest is delivered
@@ -230,6 +235,16 @@ def _run_engine(
         record = group.broadcast(0, record)
         group.destroy()
     return record, result, error
+
+
+def _warn_of_user_run(found: str) -> None:
+    """Say that values of the user's code are elsewhere."""
+    text = (
+        "warning: the model, data, loss or metrics log to MLflow by themselves (mlflow.log_metric or alike), "
+        f"in {found}, and every process in a run of its own: what they log is not in the run of dpexp. "
+        "Return it from --metrics instead"
+    )
+    print(printable(redact(text)), file=sys.stderr)
 
 
 def _launch_ranks(config: RunConfig, quiet: bool, on_record: OnRecord) -> Outcome:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from in_ranks import records
+from launching import run
 from mlflow_reader import expected_metrics
 from torch import nn
 
@@ -106,6 +107,22 @@ def test_metrics_of_another_form_are_refused_before_the_run(
     with pytest.raises(ConfigError, match=message):
         run_with("single", devices="cpu", metrics=metrics)
     assert not (dpexp_home / "runs").exists()
+
+
+def logging_metrics(outputs: torch.Tensor, targets: torch.Tensor) -> dict[str, float]:
+    import mlflow
+
+    mlflow.log_metric("f1", float(macro_f1(outputs, targets)))
+    return {"rows": float(len(outputs))}
+
+
+def test_metrics_that_log_to_mlflow_by_themselves_are_named(dpexp_home: Path, tmp_path: Path) -> None:
+    words = ("--model", f"{__file__}:Net", "--data", f"{__file__}:train")
+    words += ("--metrics", f"{__file__}:logging_metrics")
+    done = run("single", *words, "--steps", "2", MLFLOW_TRACKING_URI=f"sqlite:///{tmp_path}/users.db")
+    assert done.returncode == 0
+    assert done.stderr.count("log to MLflow by themselves (mlflow.log_metric or alike), in run ") == 1
+    assert f"in sqlite:///{tmp_path}/users.db" in done.stderr
 
 
 def test_metrics_may_be_undefined_on_few_rows(dpexp_home: Path) -> None:
