@@ -58,7 +58,7 @@ def test_its_commands_run_in_any_folder_and_keep_their_runs_there(installed: Pat
     assert done.returncode == 0, done.stderr
     (journal,) = folder.glob("runs/*/journal.jsonl")
     run_id = journal.parent.name
-    for command in (f"dpexp runs show {run_id}", "dpexp run hybrid --", "dpexp ui", "dpexp report"):
+    for command in (f"dpexp runs show {run_id}", "dpexp run hybrid --", "dpexp report"):
         assert command in done.stdout
     assert "scripts/" not in done.stdout
     assert run_id[:8] in run(dpexp, "runs", "list", folder=folder).stdout
