@@ -12,8 +12,10 @@ from command_lines import python
 from in_ranks import in_ranks
 from standard_models import LANGUAGE, LAYOUTS, OF_RANKS, VISION
 
-ONE_VALUE = "ValueError: Expected more than 1 value per channel"
-"""PyTorch's error of a batch norm over one value: the third of three replicas has one of five rows."""
+ONE_VALUE = (
+    "ConfigError: a batch norm got one value for each channel of a batch of 5 rows, split over 3 devices"
+)
+"""The third of three replicas has one of five rows."""
 OVER_ONE_VALUE = ("resnet18", "shufflenet_v2_x0_5")
 
 without_torchvision = pytest.mark.skipif(
