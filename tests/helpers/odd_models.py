@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -147,3 +148,29 @@ class Recurrent(Two):
 
     def loss(self, outputs: Any, targets: torch.Tensor) -> torch.Tensor:
         return nn.functional.mse_loss(outputs[0], targets) + outputs[1].square().mean()
+
+
+class Remembers(Two):
+    """Adds what its latest forward has computed, which it keeps in an attribute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.latest: torch.Tensor | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        before = self.latest.mean(0) if self.latest is not None else torch.zeros_like(x[0])
+        self.latest = x.detach()
+        outputs: torch.Tensor = self.head(self.middle(x + before))
+        return outputs
+
+
+class OwnNumbers(Two):
+    """Draws from a generator of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator = np.random.default_rng(0)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * (1 + self.generator.random())

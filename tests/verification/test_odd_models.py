@@ -86,3 +86,10 @@ def test_an_output_with_the_rows_in_dimension_one_is_right_in_ranks_and_refused_
         ConfigError, match=r"outputs\[1\] has shape \(2, 6, 5\), with the 6 rows in dimension 1"
     ):
         prepare(RunConfig.from_dict(options | {"strategy": "whole", "virtual": 2}))
+
+
+@pytest.mark.parametrize("model", ["Remembers", "OwnNumbers"])
+def test_a_model_whose_steps_depend_on_more_than_a_state_is_not_comparable(model: str) -> None:
+    found = verify(prepare(RunConfig("whole", model=f"odd_models:{model}", virtual=2)))
+    assert (found.passed, found.cause) == (None, "")
+    assert "register_buffer" in found.notes[0]
