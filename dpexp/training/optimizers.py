@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from dpexp.config.errors import ConfigError, describe, listed
 from dpexp.config.factories import Aliases, Factory
@@ -245,7 +246,8 @@ def check_optimizer(choice: OptimizerChoice, model: nn.Module) -> None:
     """
     where = choice.factory.where
     trained = [each for each in model.parameters() if each.requires_grad]
-    _try(choice, [torch.zeros([min(2, size) for size in each.shape]) for each in trained])
+    shapes = [(2, 2) if is_lazy(each) else each.shape for each in trained]
+    _try(choice, [torch.zeros([min(2, size) for size in shape]) for shape in shapes])
     tables = [
         name or "the model"
         for name, part in model.named_modules()

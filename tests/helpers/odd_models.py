@@ -135,6 +135,29 @@ class Listed(Two):
         return self.head(self.first(x) @ self.middle[0] + self.middle[1])  # type: ignore[no-any-return]
 
 
+class CheckpointedFirst(Two):
+    """Computes its first layer again in backward: the graph has none of its parameters before."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = checkpoint(self.first, x.requires_grad_(), use_reentrant=True)
+        return self.head(self.middle(x))  # type: ignore[no-any-return]
+
+
+class Reads(Two):
+    """Reads the parameters of its middle, which it never calls."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = nn.functional.linear(self.first(x), self.middle.weight, self.middle.bias)
+        return self.head(x)  # type: ignore[no-any-return]
+
+
+class Casts(Two):
+    """Has a layer in bfloat16."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.middle(self.first(x).bfloat16()))  # type: ignore[no-any-return]
+
+
 class Recurrent(Two):
     """Returns the hidden state of an RNN, too, which has the rows in dimension 1."""
 
