@@ -275,8 +275,8 @@ _FSDP_ERRORS = {
     "appears to not have been used in the graph": _FREED,
     "mixed torch.Tensor and DTensor": (
         "fsdp gathers the parameters of a block when the block is called, and something reads them without a "
-        "call (functional.linear(x, self.fc.weight), checkpoint_sequential or a loss, say): name modules that "
-        "the forward calls with --block, or use ddp"
+        "call (functional.linear(x, self.fc.weight), checkpoint_sequential or a loss): name modules that the "
+        "forward calls with --block, or use ddp"
     ),
 }
 """What the errors of PyTorch mean whose text has this."""

@@ -64,9 +64,9 @@ class Chunked(Wrapper):
                 outputs.append(self.module(*own_args, **own_kwargs))
             self.buffers_after.append(named_buffers(self))
             own = _buffers(self.module)
-            for output in tensors.walk(outputs[-1]):
-                if output.requires_grad:
-                    output.register_hook(partial(_set_buffers, own))
+            computed: list[Any] = [each for each in tensors.walk(outputs[-1]) if each.requires_grad]
+            for output in computed:
+                output.register_hook(partial(_set_buffers, own))
             if chunk == 0:
                 kept = own
         _set_buffers(kept)
