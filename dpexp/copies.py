@@ -15,9 +15,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 
-from dpexp.config.errors import ConfigError, describe
+from dpexp.config.errors import ConfigError, describe, listed
 
 Memo = dict[int, Any]
 """From the ids of originals to their copies, as ``copy.deepcopy`` has it."""
@@ -45,6 +46,16 @@ class TensorCopies(TorchFunctionMode):
         tensor, memo = args
         memo[id(tensor)] = self._change(tensor.detach().clone())
         return memo[id(tensor)]
+
+
+def check_not_scripted(model: nn.Module) -> None:
+    """Raises ConfigError for a module of torch.jit, which takes no hooks of Python."""
+    for name, part in model.named_modules():
+        if isinstance(part, torch.jit.ScriptModule):
+            what = f"{name} of the model" if name else "the model"
+            raise ConfigError(
+                f"{what} is a module of torch.jit: give it as it was written; torch.compile compiles it"
+            )
 
 
 def copied_module(
@@ -79,6 +90,11 @@ def _deep_copy(module: nn.Module, memo: Memo, change: Callable[[Tensor], Tensor]
         with TensorCopies(change, computed=True):
             return copy.deepcopy(module, memo)
     except Exception as error:  # of any kind: of a user's class
+        if lazy := [name for name, buffer in module.named_buffers() if is_lazy(buffer)]:
+            raise ConfigError(
+                f"{listed(lazy)} of the model have no shapes before its first forward, and cannot be copied: "
+                "call the model once on some rows"
+            ) from error
         raise ConfigError(
             f"{type(module).__name__} cannot be copied ({describe(error)}){_culprit(module, given)}. Give "
             "its class a method __deepcopy__ or __getstate__ that leaves it out, or make it where it is used"

@@ -92,7 +92,8 @@ class Objective:
                     error.add_note(LOST)
                 raise
         if self._is_scalar and isinstance(found, Tensor) and found.dim() == 1:
-            found = self.of_shards(found, targets)
+            others = [each for each in tensors.walk(outputs) if each.dim() > 1]
+            found = self.of_shards(found, others or None if targets is None else targets)
         if isinstance(found, Tensor) and found.dim() == 0:
             return found
         kind = f"shape {tuple(found.shape)}" if isinstance(found, Tensor) else f"a {type(found).__name__}"
@@ -167,7 +168,10 @@ class Objective:
     # --- what shards weigh ---
 
     def of_shards(self, losses: Tensor, targets: Any) -> Tensor:
-        """The loss of the batch from those of its shards, as ``Tensor.chunk`` splits it."""
+        """The loss of the batch from those of its shards, as ``Tensor.chunk`` splits it.
+
+        Without targets, which have the rows of all shards, other outputs may stand for them.
+        """
         rows = len(_first(targets))
         size = -(-rows // max(1, len(losses)))
         starts = range(0, rows, max(1, size))
@@ -224,7 +228,7 @@ def _first(targets: Any) -> Tensor:
     found = next(tensors.walk(targets), None)
     if found is None:
         raise ConfigError(
-            "replicas return their losses, and the data has no targets to weight these by: give the labels "
-            "as targets, too, or return the outputs alone and name the loss with --loss"
+            "replicas return their losses alone, and the data has no targets to weight these by: give the "
+            "labels as targets, too, or return an output with the rows beside the loss"
         )
     return found

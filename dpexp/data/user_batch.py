@@ -13,6 +13,7 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import nn
 from torch.nn.utils.rnn import PackedSequence
 
@@ -34,8 +35,8 @@ def as_batch(
     """The global batch. Its rows are those of its first value with rows, the targets before the inputs.
 
     ``loss_inside``: a forward whose next argument is the target by its name gets that of a pair, too.
-    Raises ConfigError, which begins with ``what``: for another form, and for a dict that the model's forward
-    does not take.
+    Raises ConfigError, which begins with ``what``: for another form, for a dict that the model's forward
+    does not take, and for sparse and nested tensors.
     """
     targets: Any = None
     if isinstance(values, Mapping):
@@ -47,6 +48,13 @@ def as_batch(
         inputs = (first,) if _is_one_argument(first, targets, forward) else tuple(first)
         if loss_inside and targets is not None and _takes_target(forward, len(inputs)):
             inputs = (*inputs, targets)
+    for each in tensors.walk((targets, inputs)):
+        if each.is_nested or each.layout != torch.strided:
+            kind = "nested" if each.is_nested else "sparse"
+            raise ConfigError(
+                f"{what}: a batch has a {kind} tensor, whose rows cannot be taken: give a dense one (padded, "
+                f"or to_dense()), and make the {kind} one in the forward"
+            )
     rows = _rows((targets, *inputs))
     if rows == 0:
         raise ConfigError(f"{what}: a batch has no rows")

@@ -116,6 +116,10 @@ def _epochs(value: Any, make: Callable[[], Any] | None, what: str) -> Samples | 
     if isinstance(value, Iterator):
         text = "which can be iterated over only once: give the function that makes it"
         raise ConfigError(f"{what} gives a {kind}, {text}")
+    if isinstance(value, IterableDataset):
+        raise ConfigError(
+            f"{what} gives a {kind}, of single samples: give a DataLoader of it, with a batch size"
+        )
     raise ConfigError(
         f"{what} gives a {kind}; it must give tensors (x, y), ((x, z), y) for two inputs, a dict of tensors, "
         "a data set with __len__ and __getitem__, a DataLoader, an iterable of batches, or a tuple of two: "

@@ -140,11 +140,21 @@ def _loss(objective: Objective, outputs: Any, targets: Any) -> torch.Tensor:
 def _unused(model: nn.Module, loss: torch.Tensor) -> list[str]:
     """The parameters that train, and that the loss does not depend on, as far as autograd says."""
     trainable = {name: tensor for name, tensor in model.named_parameters() if tensor.requires_grad}
-    try:
-        gradients = torch.autograd.grad(loss, list(trainable.values()), allow_unused=True)
-    except RuntimeError:  # of reentrant checkpointing, which only takes backward
+    if "CheckpointFunctionBackward" in _nodes(loss):  # reentrant: what it computes again is in no graph yet
         return []
+    gradients = torch.autograd.grad(loss, list(trainable.values()), allow_unused=True)
     return [name for name, gradient in zip(trainable, gradients, strict=True) if gradient is None]
+
+
+def _nodes(tensor: torch.Tensor) -> set[str]:
+    """The names of the nodes of the graph that computed a tensor."""
+    found, waiting = set(), [tensor.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node is not None and node not in found:
+            found.add(node)
+            waiting += [each for each, _ in node.next_functions]
+    return {node.name() for node in found}
 
 
 @contextmanager
@@ -175,4 +185,10 @@ def _misfit_message(name: str, module: nn.Module, inputs: list[torch.Tensor], er
     definition = "" if list(module.children()) else f" ({module})"
     shown = [f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}" for tensor in inputs]
     got = ", ".join(shown) or "no tensor"
-    return f"the model does not fit the data: {where}{definition} got {got}: {describe(error)}"
+    text = f"the model does not fit the data: {where}{definition} got {got}: {describe(error)}"
+    if "dtype" in str(error):
+        text += (
+            ". dpexp casts all parameters and inputs to --dtype: a forward that casts takes the type from a "
+            "parameter, as x.to(self.fc.weight.dtype)"
+        )
+    return text

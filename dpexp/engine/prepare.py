@@ -31,7 +31,6 @@ from dpexp.strategies.base import Strategy
 from dpexp.strategies.ranks import check_sync_batch_norm
 from dpexp.strategies.registry import STRATEGIES
 from dpexp.training.optimizers import OptimizerChoice, check_optimizer
-from dpexp.verification.model_copy import check_not_scripted
 
 
 def prepare(
@@ -59,7 +58,6 @@ def prepare(
     )
     _check_compile(strategy)
     model = models.build(found["model"], source.features)
-    check_not_scripted(model)
     cache_note = turn_off_cache(model)
     dataset = _dataset(config, source, model, found.get("validation")).to(dtype)
     batch_size = _batch_size(config, dataset)

@@ -31,14 +31,15 @@ def build(factory: Factory, features: Features | None = None) -> nn.Module:
 
     Options that are not given come from ``features``, as the attribute ``from_data`` of the class says.
     Raises ConfigError for a factory that cannot be imported, takes no such option, raises, or returns no
-    ``nn.Module``. A module is copied.
+    ``nn.Module``, or one that ``check_not_scripted`` refuses. A module is copied.
     """
     from torch import nn
 
-    from dpexp.copies import copied_module
+    from dpexp.copies import check_not_scripted, copied_module
 
     found = factory.load()
     if isinstance(found, nn.Module):  # of a file or a program: a run must not change it
+        check_not_scripted(found)
         factory.check_no_options(found)
         copied = copied_module(found).cpu()
         copied.zero_grad()
@@ -49,4 +50,5 @@ def build(factory: Factory, features: Features | None = None) -> nn.Module:
     if not isinstance(model, nn.Module):
         kind = f"the class {model.__name__} (call it)" if isinstance(model, type) else type(model).__name__
         raise ConfigError(f"{factory.where}: {factory.target} returned {kind}, not a torch.nn.Module")
+    check_not_scripted(model)
     return model

@@ -33,21 +33,30 @@ _M = TypeVar("_M", bound=nn.Module)
 
 NO_PARAMETERS = (
     "a replica has no parameters(), so that next(self.parameters()) finds none: take the device or the type "
-    "from an input, or from a parameter by its name, as self.fc.weight.device"
+    "from an input, or from a parameter by its name, as self.fc.weight.device; ddp has them"
+)
+
+
+FORWARD_MODE = (
+    "PyTorch has one forward-mode differentiation (jvp, jacfwd, hessian) for all threads, so that replicas "
+    "disturb each other: use ddp, or jacrev"
 )
 
 
 @contextmanager
 def explained_stops() -> Iterator[None]:
-    """A StopIteration where the forward of a replica asks for its parameters says why, and the remedy."""
+    """Where PyTorch's error of a replica's forward does not say why: the cause, and the remedy."""
     try:
         yield
-    except StopIteration as error:
+    except (StopIteration, RuntimeError) as error:
         last_line, text = traceback.extract_tb(error.__traceback__)[-1].line or "", str(error)
-        if (
-            "parameters(" in last_line + text and NO_PARAMETERS not in text
-        ):  # PyTorch has the line in its text
-            error.args = ("\n".join([NO_PARAMETERS, *map(str, error.args)]),)
+        why = FORWARD_MODE if "forward AD level" in text else ""
+        if isinstance(error, StopIteration) and "parameters(" in last_line + text:
+            why = NO_PARAMETERS  # PyTorch has the line in its text
+        elif "argument to `grad()` cannot be empty" in text:
+            why = NO_PARAMETERS
+        if why and why not in text:
+            error.args = ("\n".join([why, *map(str, error.args)]),)
         raise
 
 

@@ -150,7 +150,7 @@ def check_parameters(model: nn.Module, placed: Placed, group: ProcessGroup) -> N
         if shape != written[name].shape:
             raise ConfigError(
                 f"parameter {name} has shape {tuple(shape)}, in the model it has "
-                f"{tuple(written[name].shape)}: shard it as a DTensor, or give the module a method "
+                f"{tuple(written[name].shape)}: shard it as a DTensor, or give the model a method "
                 "full_tensor(name, tensor) that returns the full one"
             )
 

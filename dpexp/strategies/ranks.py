@@ -266,6 +266,22 @@ def _is_block(block: nn.Module) -> bool:
     return not getattr(block, "inplace", False)
 
 
+_FREED = (
+    "fsdp frees the parameters of a block after its forward, and something needs them before its backward: a "
+    "forward that computes gradients itself (torch.autograd.grad), say: use ddp, which keeps them"
+)
+_FSDP_ERRORS = {
+    "storage of size 0": _FREED,
+    "appears to not have been used in the graph": _FREED,
+    "mixed torch.Tensor and DTensor": (
+        "fsdp gathers the parameters of a block when the block is called, and something reads them without a "
+        "call (functional.linear(x, self.fc.weight), checkpoint_sequential or a loss): name modules that the "
+        "forward calls with --block, or use ddp"
+    ),
+}
+"""What the errors of PyTorch mean whose text has this."""
+
+
 class Sharded(Placed):
     """A model whose blocks have their parameters inside of their forward and backward only."""
 
@@ -273,13 +289,10 @@ class Sharded(Placed):
         try:
             return super().step(*args, **options)
         except RuntimeError as error:
-            if "storage of size 0" not in str(error):
+            meaning = next((text for part, text in _FSDP_ERRORS.items() if part in str(error)), "")
+            if not meaning:
                 raise
-            raise RuntimeError(
-                "fsdp frees the parameters of a block after its forward, and something needs them before its "
-                "backward: a forward that computes gradients itself (torch.autograd.grad), say: use ddp, "
-                "which keeps them"
-            ) from error
+            raise RuntimeError(meaning) from error
 
 
 class TimedCollective:

@@ -2,6 +2,7 @@
 
     schedule.last_epoch    a schedule that its ``step`` advances, or a hook of it
     momentum.0             the first tensor of a list
+    norms                  a list of numbers
 
 They are found by a walk from the optimizer through attributes, lists, dicts and the closures of functions.
 It ends at modules, parameters, and objects of the standard library and of torch outside of ``torch.optim``.
@@ -10,6 +11,7 @@ It ends at modules, parameters, and objects of the standard library and of torch
 from __future__ import annotations
 
 import sys
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -37,7 +39,7 @@ class _Entry:
 
 
 def attributes(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Copies of the numbers and tensors by their path; tensors are full and on the host.
+    """Copies of the numbers, lists of numbers and tensors by path; tensors are full and on the host.
 
     Every rank must call this.
     """
@@ -56,6 +58,9 @@ def write_attributes(optimizer: torch.optim.Optimizer, values: Mapping[str, Any]
             )
         if isinstance(value, torch.Tensor):
             entry.value.detach().copy_(value)
+        elif isinstance(value, list):
+            entry.value.clear()
+            entry.value.extend(value)
         elif entry.write is not None:
             entry.write(value)
 
@@ -68,10 +73,14 @@ def is_equal(value: Any, other: Any) -> bool:
 
 
 def _walk(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, _Entry]]:
-    """The numbers and tensors that can be written, with their paths, each once."""
+    """The numbers, lists of numbers and tensors that can be written, with their paths, each once."""
     if not _is_walked(type(optimizer)):
         return iter(())
-    met = {id(optimizer), *(id(each) for group in optimizer.param_groups for each in group["params"])}
+    kept = (optimizer.state, *optimizer.state.values())  # another optimizer inside may have them, too
+    met = {
+        *map(id, (optimizer, *kept)),
+        *(id(p) for group in optimizer.param_groups for p in group["params"]),
+    }
     entries = [each for each in _entries(vars(optimizer)) if each.name not in _PASSED_OVER]
     return _leaves("", entries, met)
 
@@ -84,7 +93,7 @@ def _leaves(prefix: str, entries: list[_Entry], met: set[int]) -> Iterator[tuple
                 yield path, entry
         elif id(value) not in met:
             met.add(id(value))
-            if isinstance(value, torch.Tensor):
+            if isinstance(value, torch.Tensor) or _is_series(value):
                 yield path, entry
             else:
                 yield from _leaves(f"{path}.", _entries(value), met)
@@ -122,7 +131,14 @@ def _is_walked(kind: type) -> bool:
     return not issubclass(kind, nn.Module) and (not is_known or kind.__module__.startswith("torch.optim"))
 
 
+def _is_series(value: Any) -> bool:
+    """Whether it is a list of numbers, which may become longer."""
+    return isinstance(value, list | deque) and all(isinstance(each, int | float) for each in value)
+
+
 def _copied(value: Any) -> Any:
+    if _is_series(value):
+        return list(value)
     if not isinstance(value, torch.Tensor):
         return value
     full: Any = value.detach()

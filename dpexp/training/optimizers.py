@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from dpexp.config.errors import ConfigError, describe, listed
 from dpexp.config.factories import Aliases, Factory
@@ -239,10 +240,13 @@ def _trained(placed: Placed) -> list[nn.Parameter]:
 def check_optimizer(choice: OptimizerChoice, model: nn.Module) -> None:
     """Raises ConfigError for an optimizer or option that does not exist, or that cannot train the model.
 
-    The optimizer takes a step on small parameters, with a sparse gradient where the model has sparse tables.
+    The optimizer takes a step on small parameters, as many as are trained and with as many dimensions: it may
+    choose among them. Then one with a sparse gradient where the model has sparse tables.
     """
     where = choice.factory.where
-    _try(choice, torch.zeros(2, 2))
+    trained = [each for each in model.parameters() if each.requires_grad]
+    shapes = [(2, 2) if is_lazy(each) else each.shape for each in trained]
+    _try(choice, [torch.zeros([min(2, size) for size in shape]) for shape in shapes])
     tables = [
         name or "the model"
         for name, part in model.named_modules()
@@ -251,7 +255,7 @@ def check_optimizer(choice: OptimizerChoice, model: nn.Module) -> None:
     if not tables:
         return
     try:
-        _try(choice.for_sparse(), torch.ones(2, 2).to_sparse(1))
+        _try(choice.for_sparse(), [torch.ones(2, 2).to_sparse(1)])
     except ConfigError as error:
         raise ConfigError(
             f"{where} cannot take the sparse gradients of {listed(tables)} "
@@ -259,15 +263,22 @@ def check_optimizer(choice: OptimizerChoice, model: nn.Module) -> None:
         ) from error
 
 
-def _try(choice: OptimizerChoice, gradient: torch.Tensor) -> None:
-    """Take a step with this gradient ``(2, 2)``. Raises ConfigError."""
-    parameter = nn.Parameter(torch.ones(2, 2))
-    parameter.grad = gradient
-    (optimizer,) = choice.make([parameter])
+def _try(choice: OptimizerChoice, gradients: Sequence[torch.Tensor]) -> None:
+    """Take a step with these gradients. Raises ConfigError."""
+    parameters = [nn.Parameter(torch.ones(each.shape)) for each in gradients]
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        parameter.grad = gradient
     try:
-        optimizer.step()
+        for optimizer in choice.make(parameters):
+            optimizer.step()
+    except ConfigError:
+        raise
     except Exception as error:
-        raise ConfigError(f"{choice.factory.where}: {describe(error)}") from error
+        text = f"{choice.factory.where}: {describe(error)}"
+        if "closure" in str(error):
+            text += ". dpexp calls step() without a closure, with the gradients of all rows: L-BFGS and SAM, "
+            text += "which compute the loss several times, cannot be compared"
+        raise ConfigError(text) from error
 
 
 # --- their state, as verification has it ---------------------------------------------------------

@@ -2,8 +2,9 @@
 
     rows 0..9 -- chunk 0 -- forward, from the buffers before the step  -->  its buffers are kept
               -- chunk 1 -- forward, from the buffers before the step  -->  its buffers are lost
-    outputs of all chunks, joined -- loss -- backward
+    outputs of all chunks, joined -- loss -- backward, of the last chunk first
 
+A layer that is checkpointed computes again in the backward, and finds the buffers of its chunk there.
 Frozen parameters, to which a forward may write an average of others, are as before the step for each, too.
 
 So a batch norm in training mode normalizes with the rows of its chunk, and dropout draws the masks of its
@@ -62,8 +63,12 @@ class Chunked(Wrapper):
             with self._numbered(chunk):
                 outputs.append(self.module(*own_args, **own_kwargs))
             self.buffers_after.append(named_buffers(self))
+            own = _buffers(self.module)
+            computed: list[Any] = [each for each in tensors.walk(outputs[-1]) if each.requires_grad]
+            for output in computed:
+                output.register_hook(partial(_set_buffers, own))
             if chunk == 0:
-                kept = _buffers(self.module)
+                kept = own
         _set_buffers(kept)
         return outputs[0] if len(outputs) == 1 else tensors.concatenated(outputs)
 
@@ -98,7 +103,7 @@ def _buffers(module: nn.Module) -> dict[_Place, torch.Tensor]:
     }
 
 
-def _set_buffers(buffers: Mapping[_Place, torch.Tensor]) -> None:
+def _set_buffers(buffers: Mapping[_Place, torch.Tensor], gradient: torch.Tensor | None = None) -> None:
     """New tensors, not new values: backward may need the old ones."""
     for (module, key), buffer in buffers.items():
         module._buffers[key] = buffer

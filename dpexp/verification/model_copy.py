@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 from dpexp import tensors
-from dpexp.config.errors import ConfigError
 from dpexp.copies import copied_module
 
 
@@ -22,16 +21,6 @@ def copied(model: nn.Module, dtype: torch.dtype) -> nn.Module:
         if type(tensor) in (nn.Parameter, torch.Tensor) and tensor.is_leaf
     }
     return tensors.cast_module(copied_module(model, memo, partial(tensors.cast, dtype=dtype)), dtype)
-
-
-def check_not_scripted(model: nn.Module) -> None:
-    """Raises ConfigError for a module of torch.jit, which takes no hooks of Python."""
-    for name, part in model.named_modules():
-        if isinstance(part, torch.jit.ScriptModule):
-            what = f"{name} of the model" if name else "the model"
-            raise ConfigError(
-                f"{what} is a module of torch.jit: give it as it was written; torch.compile compiles it"
-            )
 
 
 def _copied(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

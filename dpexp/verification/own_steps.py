@@ -120,6 +120,8 @@ class OwnSteps:
 
     def _result(self, failure: Failure | None = None) -> Result:
         take, located = self._take, Found()
+        if failure is not None and (why_not := take.undecided(failure)):
+            self.note, failure = why_not, None
         if failure is not None:
             located = Locator(take, failure, self._copy).find()
         notes = [self.note] if self.note else [*take.uncompared(), *take.notes]

@@ -321,6 +321,8 @@ class Proof:
         self, failure: Failure | None, steps: int, training: int, compared: Mode | None, notes: Sequence[str]
     ) -> Result:
         take, cause, module = self._take, "", ""
+        if failure is not None and (why_not := take.undecided(failure)):
+            return Result(self.dtype, notes=[why_not])
         if failure is not None:
             located = Locator(take, failure, self.model).find()
             module = located.module or ""

@@ -11,6 +11,7 @@ import torch
 from torch import distributed, nn
 
 from dpexp.config.errors import ConfigError, NotComparableError, plural
+from dpexp.copies import check_not_scripted
 from dpexp.data.objective import Objective
 from dpexp.data.user_batch import as_batch, forward_signature
 from dpexp.devices import HOST
@@ -20,7 +21,6 @@ from dpexp.strategies.custom import Parallelize, check_parameters, lay_out
 from dpexp.strategies.placed import Placed
 from dpexp.timing import Timer
 from dpexp.training.optimizers import OwnOptimizer
-from dpexp.verification.model_copy import check_not_scripted
 from dpexp.verification.proof import Proof
 from dpexp.verification.result import Result
 

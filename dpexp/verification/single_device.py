@@ -25,10 +25,11 @@ from dpexp.data.rng import kept_globals, random_state, set_random_state
 from dpexp.strategies.placed import Placed, StepEndedError
 from dpexp.strategies.ranks import on_one_device
 from dpexp.training.optimizers import OptimizerFactory, groups
+from dpexp.training.preserve import is_users
 from dpexp.training.trainer import Trainer
 from dpexp.verification.alone import alone
 from dpexp.verification.chunks import Chunked, Chunks
-from dpexp.verification.compare import Tensors
+from dpexp.verification.compare import Tensors, relative_error
 from dpexp.verification.mode import Mode, Switch
 from dpexp.verification.model_copy import copied
 from dpexp.verification.recorder import Recorder, Step, end_step
@@ -204,6 +205,23 @@ class SingleDevice:
         self.set_mode(self.mode)  # an evaluation leaves every module in training mode
         return recorder.step
 
+    def apart_from_itself(self, state: State, batch: Batch, *, in_eval_mode: bool) -> float:
+        """How far the outputs of a step are from those of the same step after another one.
+
+        All but 0 where they depend on more than the state. A number that a module counts is no cause of it.
+        """
+        parts = [part for part in self._module.modules() if is_users(part)]
+        counted = [{k: v for k, v in vars(part).items() if type(v) in (int, float)} for part in parts]
+
+        def outputs(batch: Batch) -> Tensors:
+            made = self.evaluate(state, batch) if in_eval_mode else self.step(state, batch)[0]
+            for part, before in zip(parts, counted, strict=True):
+                vars(part).update(before)
+            return made.outputs
+
+        before, _ = outputs(batch), outputs(batch.chosen([0] * batch.rows))
+        return relative_error(outputs(batch), before)
+
     def gradients(self, batch: Batch) -> Tensors:
         """Of the loss of this batch alone, from the latest state."""
         assert self._state is not None
@@ -213,7 +231,7 @@ class SingleDevice:
     def release(self) -> None:
         """Drop what the latest step has left in memory beside the model."""
         if self._state is not None:
-            self._load(replace(self._state, optimizer={}, gradients={}))
+            self._load(replace(self._state, optimizer={}, gradients={}, attributes=()))
         self._state, self._gradients = None, {}
 
     @contextmanager

@@ -28,7 +28,7 @@ from dpexp.config.errors import listed, plural
 from dpexp.data.batch import Batch
 from dpexp.data.halves import LIMIT
 from dpexp.data.objective import Objective
-from dpexp.data.rng import kept_globals, set_random_state
+from dpexp.data.rng import kept_globals, random_state, set_random_state
 from dpexp.distributed.group import ProcessGroup
 from dpexp.parallel.parallel_apply import intra_op_threads
 from dpexp.strategies.modules import parts as parts_of_model
@@ -57,6 +57,7 @@ from dpexp.verification.recorder import Computed, Recorder, Step, end_step
 from dpexp.verification.rounding import (
     DRAWS,
     DRAWS_OF_SHORT,
+    MARGIN,
     StepRounding,
     largest,
     mixed_precision,
@@ -74,6 +75,12 @@ CLIPS = (0.5, 2.0)
 _ONE_OF = {"parameters": "parameter", "buffers": "buffer", "optimizer": "what the optimizer keeps of"}
 NOT_COMPARABLE = "not comparable"
 """How the note begins that names steps in which rounding would hide an error."""
+UNSTEADY = (
+    f"{NOT_COMPARABLE}: a single device computes a step otherwise after another step. The model keeps "
+    "something from one forward to the next that is no buffer (register_buffer makes a tensor one), or draws "
+    "random numbers from a generator of its own (those of torch, Python and NumPy are set for each step)"
+)
+"""The note about a model whose steps depend on more than a state has."""
 SEEDED_ALIKE = (
     "the ranks draw the same random numbers, so that each drops the same of its rows: "
     "seed each rank differently"
@@ -185,6 +192,7 @@ class Take:
         Rounding is measured with the threads of what is expected: their number can change bits.
         """
         self._look_at_seeds()
+        self._random = random_state()
         with kept_globals(), intra_op_threads(self._threads):
             self._combine(found, self._expected, part)
             buffers = self._completed(self.layout.buffers())
@@ -504,7 +512,7 @@ class Take:
     # --- what the optimizer has made ---
 
     def _judged_update(self, state: State, gradients: Tensors) -> Difference | None:
-        after = self.single.update(state, gradients)
+        after = self._updated(self.single, state, gradients)
         self._left = State.of(self.layout, self.objective)
         mine = self._kept(self._left)
         written = {n for n, each in state.buffers[0].items() if not _is_same(after["buffers"].get(n), each)}
@@ -523,7 +531,7 @@ class Take:
         }
 
         def updated(single: SingleDevice, draw: int) -> dict[str, dict[str, Any]]:
-            after = single.update(state, gradients, draw)
+            after = self._updated(single, state, gradients, draw)
             self.type_of_update = single.narrowest
             return after
 
@@ -532,6 +540,14 @@ class Take:
             return found, largest([noise_of(kinds(after))])
 
         return self.judge.failed(self.steps, found, measured, DRAWS)
+
+    def _updated(
+        self, single: SingleDevice, state: State, gradients: Tensors, draw: int | None = None
+    ) -> dict[str, Any]:
+        """The single device's update, with the random numbers that the layout's optimizer had on the host."""
+        if self.layout.placed.is_on_host:
+            set_random_state(self._random)
+        return single.update(state, gradients, draw)
 
     # --- what is not compared ---
 
@@ -567,6 +583,15 @@ class Take:
         return f"the optimizer ({self.layout.optimizers}) computes in {name} inside"
 
     # --- after a failure ---
+
+    def undecided(self, failure: Failure) -> str:
+        """Why a failure says nothing about the layout; empty where it does. Every rank must call this."""
+        if not failure.batch.rows or failure.worst.kind in OF_OPTIMIZER:
+            return ""
+        state, error = State.of(self.layout, self.objective), 0.0
+        with suppress(Exception):  # of any kind: what has failed is known
+            error = self.single.apart_from_itself(state, failure.batch, in_eval_mode=failure.in_eval_mode)
+        return UNSTEADY if max(self.group.all_gather(error)) > failure.worst.error / MARGIN else ""
 
     def _name_modules(self, failure: Failure, part: Batch) -> None:
         """Take the step again with hooks, which it has not had, and add what they record."""

@@ -181,6 +181,14 @@ def test_the_scalar_of_a_tuple_is_the_loss_wherever_it_stands(outputs: Any, plac
     assert objective.loss(shards, torch.zeros(4)) == outputs[place] + 1, "the mean over two replicas"
 
 
+def test_without_targets_other_outputs_have_the_rows_that_losses_of_replicas_weigh() -> None:
+    objective, losses = Objective(), torch.tensor([1.0, 4.0])
+    assert objective.on_one_device({"loss": LOSS, "logits": LOGITS[:3]}, None) is LOSS
+    assert objective.loss({"loss": losses, "logits": LOGITS[:3]}, None) == 2, "of two rows and of one"
+    with pytest.raises(ConfigError, match="return an output with the rows beside the loss"):
+        objective.loss({"loss": losses}, None)
+
+
 def test_one_of_two_scalars_with_a_gradient_is_not_guessed() -> None:
     for outputs in ((LOSS, 2 * LOSS, LOGITS), (LOGITS, LOSS, 2 * LOSS)):
         with pytest.raises(

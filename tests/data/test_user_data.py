@@ -229,7 +229,15 @@ def test_two_inputs_and_a_target_are_not_data_to_train_and_to_test_on(as_given: 
             for data in ((A, Y[:3]), ((A, B[:3]), Y), torch.tensor(1.0), {"x": A, "y": Y[:3]})
         ),
         ((A, B, Y), r"gives a tuple; it must give tensors \(x, y\), \(\(x, z\), y\) for two inputs"),
-        (Lines(), "gives a Lines; it must give"),
+        (Lines(), "gives a Lines, of single samples: give a DataLoader of it"),
+        (
+            lambda: iter([(A.to_sparse(), Y)]),
+            r"a batch has a sparse tensor, .* make the sparse one in the forward",
+        ),
+        (
+            lambda: iter([(torch.nested.nested_tensor([*A], layout=torch.jagged), Y)]),
+            r"a batch has a nested tensor",
+        ),
         (batches(), "gives a generator, which can be iterated over only once: give the function"),
         (
             DataLoader(ROWS, 2, sampler=DistributedSampler(ROWS, 2, 0)),

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -134,6 +135,29 @@ class Listed(Two):
         return self.head(self.first(x) @ self.middle[0] + self.middle[1])  # type: ignore[no-any-return]
 
 
+class CheckpointedFirst(Two):
+    """Computes its first layer again in backward: the graph has none of its parameters before."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = checkpoint(self.first, x.requires_grad_(), use_reentrant=True)
+        return self.head(self.middle(x))  # type: ignore[no-any-return]
+
+
+class Reads(Two):
+    """Reads the parameters of its middle, which it never calls."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = nn.functional.linear(self.first(x), self.middle.weight, self.middle.bias)
+        return self.head(x)  # type: ignore[no-any-return]
+
+
+class Casts(Two):
+    """Has a layer in bfloat16."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.middle(self.first(x).bfloat16()))  # type: ignore[no-any-return]
+
+
 class Recurrent(Two):
     """Returns the hidden state of an RNN, too, which has the rows in dimension 1."""
 
@@ -147,3 +171,29 @@ class Recurrent(Two):
 
     def loss(self, outputs: Any, targets: torch.Tensor) -> torch.Tensor:
         return nn.functional.mse_loss(outputs[0], targets) + outputs[1].square().mean()
+
+
+class Remembers(Two):
+    """Adds what its latest forward has computed, which it keeps in an attribute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.latest: torch.Tensor | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        before = self.latest.mean(0) if self.latest is not None else torch.zeros_like(x[0])
+        self.latest = x.detach()
+        outputs: torch.Tensor = self.head(self.middle(x + before))
+        return outputs
+
+
+class OwnNumbers(Two):
+    """Draws from a generator of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator = np.random.default_rng(0)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * (1 + self.generator.random())

@@ -1,5 +1,6 @@
 """Attributes: what an optimizer keeps besides groups and state is read, and given to another one."""
 
+from collections import deque
 from typing import Any
 
 import pytest
@@ -11,12 +12,13 @@ from dpexp.training.attributes import HiddenStateError, attributes, write_attrib
 
 
 class Kept(torch.optim.SGD):
-    """Keeps a schedule, a counter, a list of tensors, and a number in the closure of a hook."""
+    """Keeps a schedule, a counter, lists of tensors and of numbers, and a number in the closure of a hook."""
 
     def __init__(self, parameters: Any) -> None:
         super().__init__(parameters, lr=1.0)
         self.schedule, self.count = StepLR(self, 2, 0.1), 0
         self.averages = [torch.zeros_like(each) for group in self.param_groups for each in group["params"]]
+        self.recent: deque[float] = deque(maxlen=2)
         hooked = 0
 
         def hook(*_: Any) -> None:
@@ -29,6 +31,7 @@ class Kept(torch.optim.SGD):
         super().step(closure)
         self.schedule.step()
         self.count += 1
+        self.recent.append(self.count)
         self.averages[0] += 1
 
 
@@ -43,7 +46,7 @@ def test_attributes_of_any_depth_are_those_of_another_optimizer_once_they_are_wr
     for _ in range(3):
         trained.step()
     values = attributes(trained)
-    assert {"schedule.last_epoch": 3, "count": 3}.items() <= values.items()
+    assert {"schedule.last_epoch": 3, "count": 3, "recent": [2, 3]}.items() <= values.items()
     assert [values[path] > 0 for path in values if path.endswith("hooked")] == [True]
     assert values["averages.0"].tolist() == [3.0] * 3
     write_attributes(fresh, values)

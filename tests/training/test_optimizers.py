@@ -46,6 +46,42 @@ def trainer(config: RunConfig, steps: int = 0) -> Trainer:
     return found
 
 
+class Splits(torch.optim.Optimizer):
+    """One optimizer for matrices, another for the rest, and the norms of all steps in a list."""
+
+    def __init__(self, parameters: list[nn.Parameter], lr: float) -> None:
+        super().__init__(parameters, {"lr": lr})
+        matrices = [each for each in parameters if each.dim() == 2]
+        self.norms: list[float] = []
+        self.members = [
+            torch.optim.SGD(matrices, lr, momentum=0.9),
+            torch.optim.AdamW([each for each in parameters if each.dim() != 2], lr),
+        ]
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        parameters = self.param_groups[0]["params"]
+        self.norms.append(sum(float(each.grad.norm()) for each in parameters if each.grad is not None))
+        for member in self.members:
+            member.step()
+
+
+class Langevin(torch.optim.SGD):
+    """Adds noise."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        super().step(closure)
+        for each in self.param_groups[0]["params"]:
+            each.add_(torch.randn_like(each), alpha=0.01)
+
+
+class Sharpness(torch.optim.SGD):
+    """Computes the loss again."""
+
+    def step(self, closure: Any = None) -> None:
+        assert closure is not None, "it requires a closure"
+
+
 # --- every optimizer, every layout ----------------------------------------------------------------
 
 
@@ -55,6 +91,13 @@ def test_every_optimizer_trains_a_layout_as_a_single_device(optimizer: str) -> N
     assert result.passed, result.cause
     assert result.worst["parameters"].error < 1e-12
     assert (result.error("optimizer") is None) == (optimizer == "sgd")
+
+
+@pytest.mark.parametrize("kind", ["Splits", "Langevin"])
+def test_an_optimizer_of_the_users_is_compared_with_what_it_keeps_and_draws(kind: str) -> None:
+    result = verify(prepare(config(f"{__file__}:{kind}", virtual=2)))
+    assert result.passed, [result.cause, *result.notes]
+    assert result.worst["parameters"].limit < 1e-11, "noise is no rounding"
 
 
 def test_rounding_of_a_gradient_that_is_zero_is_not_taken_for_a_wrong_layout() -> None:
@@ -92,6 +135,7 @@ def test_tables_get_the_variant_and_everything_else_the_optimizer() -> None:
         ("adam:eps=tiny", ["'eps' takes a number", "'tiny'"]),
         ("adam:lr=0.1", ["give the learning rate as --lr"]),
         ("torch.nn:Linear:in_features=1,out_features=1", ["torch.nn:Linear"]),
+        (f"{__file__}:Sharpness", ["requires a closure", "dpexp calls step() without a closure"]),
         (f"{__file__}:without_parameters", [":without_parameters takes no list of parameters to train"]),
     ],
 )

@@ -67,15 +67,26 @@ def why_not(group: ProcessGroup, model: str) -> str:
 
 
 def test_fsdp_takes_a_list_of_parameters_and_says_why_it_takes_no_gradient_inside_of_a_forward() -> None:
-    listed, gradient = in_ranks(2, __file__, "verified:Listed", "why_not:Differentiates").values()
+    cases = ("verified:Listed", "why_not:Differentiates", "why_not:Reads")
+    listed, gradient, read = in_ranks(2, __file__, *cases).values()
     assert listed == [[True, ""]] * 2
     assert "fsdp frees the parameters of a block after its forward" in gradient[0]
     assert "use ddp" in gradient[0]
+    assert "reads them without a call" in read[0]
 
 
 def test_fsdp_refuses_to_gather_a_list_of_parameters_by_itself() -> None:
     with pytest.raises(ConfigError, match=r"--block middle: .* and a ParameterList is not"):
         prepare(RunConfig("fsdp", model="odd_models:Listed", devices="cpu", options={"block": ("middle",)}))
+
+
+def test_ddp_does_not_miss_parameters_that_backward_reaches_through_a_checkpoint() -> None:
+    prepare(RunConfig("ddp", model="odd_models:CheckpointedFirst", devices="cpu"))
+
+
+def test_a_forward_that_casts_to_a_type_of_its_own_is_told_to_take_that_of_a_parameter() -> None:
+    with pytest.raises(ConfigError, match=r"dpexp casts all parameters .* x\.to\(self\.fc\.weight\.dtype\)"):
+        prepare(RunConfig("single", model="odd_models:Casts", devices="cpu"))
 
 
 def test_an_output_with_the_rows_in_dimension_one_is_right_in_ranks_and_refused_in_replicas() -> None:
@@ -86,3 +97,10 @@ def test_an_output_with_the_rows_in_dimension_one_is_right_in_ranks_and_refused_
         ConfigError, match=r"outputs\[1\] has shape \(2, 6, 5\), with the 6 rows in dimension 1"
     ):
         prepare(RunConfig.from_dict(options | {"strategy": "whole", "virtual": 2}))
+
+
+@pytest.mark.parametrize("model", ["Remembers", "OwnNumbers"])
+def test_a_model_whose_steps_depend_on_more_than_a_state_is_not_comparable(model: str) -> None:
+    found = verify(prepare(RunConfig("whole", model=f"odd_models:{model}", virtual=2)))
+    assert (found.passed, found.cause) == (None, "")
+    assert "register_buffer" in found.notes[0]

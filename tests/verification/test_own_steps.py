@@ -115,6 +115,32 @@ def test_after_the_last_step_a_single_device_has_counted_as_many_forwards(dpexp_
     assert recorded(dpexp_home, config).verification["last_step"]["passed"]
 
 
+def test_after_the_last_step_a_model_that_remembers_its_forwards_is_not_called_wrong(
+    dpexp_home: Path,
+) -> None:
+    last = recorded(dpexp_home, RunConfig("single", model="odd_models:Remembers", **STEPS)).verification[
+        "last_step"
+    ]
+    assert (last["passed"], last["note"].partition(":")[0]) == (None, "not comparable")
+
+
+class Wraps(torch.optim.Optimizer):
+    """Has the state and the groups of the optimizer inside of it, as Lookahead has."""
+
+    def __init__(self, parameters: list[nn.Parameter], lr: float) -> None:
+        self.base = torch.optim.Adam(parameters, lr)
+        super().__init__(self.base.param_groups, self.base.defaults)
+        self.param_groups, self.state = self.base.param_groups, self.base.state
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        self.base.step()
+
+
+def test_an_optimizer_may_have_the_state_of_another_one_inside(dpexp_home: Path) -> None:
+    config = RunConfig("single", optimizer=f"{__file__}:Wraps", **STEPS)
+    assert recorded(dpexp_home, config).verification["last_step"]["passed"]
+
+
 # --- wrong ones ------------------------------------------------------------------------------------
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 import dpexp
 from dpexp.config.errors import NotComparableError, VerificationError
@@ -46,6 +47,17 @@ class Recurrent(nn.Module):
     def forward(self, x: torch.Tensor) -> Any:
         last = self.layers(x.unsqueeze(1))[0][:, 0]
         return self.head(functional.dropout(last, 0.2, self.training))
+
+
+class Checkpointed(nn.Module):
+    """Computes a batch norm and dropout again in the backward, and so writes twice to the statistics."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.block = nn.Linear(5, 5), net()
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return checkpoint(self.block, self.first(x), use_reentrant=False)
 
 
 class Auxiliary(nn.Module):
@@ -89,7 +101,7 @@ def changed(change: Callable[[Any], object], around: Any = DataParallel) -> Any:
     return lay_out
 
 
-@pytest.mark.parametrize("make", [Autoencoder, Recurrent, Predicts])
+@pytest.mark.parametrize("make", [Autoencoder, Recurrent, Checkpointed, Predicts])
 def test_right_layouts_are_verified_in_training_mode(make: Any) -> None:
     result = prove(make(), DataParallel)
     assert result.passed

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from catalogue import BASES, STRATEGIES, run
 from hidden import Magnitudes as Magnitudes_
-from nets import Drops, Net, NormsAndDrops
+from nets import Net, NormsAndDrops
 from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
@@ -108,12 +108,15 @@ class Routed(Net):
 
 
 @run(*SPLIT)
-class Checkpointed(Drops):
-    """A layer is computed again in the backward, with dropout in it."""
+class Checkpointed(NormsAndDrops):
+    """A layer is computed again in the backward, with a batch norm and dropout in it."""
 
     def forward(self, x):
         x = self.act(self.first(x))
-        return self.third(checkpoint(lambda x: self.drop(self.act(self.second(x))), x, use_reentrant=False))
+        return self.third(checkpoint(self.norm_and_drop, x, use_reentrant=False))
+
+    def norm_and_drop(self, x):
+        return self.drop(self.norm(self.act(self.second(x))))
 
 
 @run(*SPLIT)
