@@ -129,6 +129,11 @@ class FirstGradient:
             return "", False
         if wrong[0] not in self.found:
             return "the layout has no gradient for it", False
+        if wrong[0] not in self.expected:
+            return (
+                "a single device has no gradient for it: the layout trains what is frozen or not used",
+                False,
+            )
         pieces = max((part.pieces for part in parts(self.sides.layout.placed.module)), default=1)
         known = self.group.dp_size if self.group.dp_size > 1 else pieces
         for chosen in (wrong, wrong[:1]):

@@ -116,6 +116,19 @@ def test_a_planted_bug_is_caught_and_described(name: str) -> None:
         assert word in result.cause
 
 
+def test_a_layout_that_trains_what_is_frozen_is_described() -> None:
+    def lay_out(model: nn.Module, _: Any) -> nn.Module:
+        for name, parameter in list(model[0].named_parameters()):  # type: ignore[index]
+            setattr(model[0], name, nn.Parameter(parameter.detach().clone()))  # type: ignore[index]
+        return model
+
+    model = nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 2))
+    model[0].requires_grad_(False)
+    batches = [(torch.randn(8, 6), torch.randn(8, 2))]
+    with pytest.raises(dpexp.VerificationError, match="the layout trains what is frozen or not used"):
+        dpexp.prove(model, lay_out, batches, nn.functional.mse_loss)
+
+
 def test_a_right_layout_has_no_cause() -> None:
     assert verified(planted.on_host).cause == ""
 
