@@ -321,14 +321,16 @@ class Proof:
         self, failure: Failure | None, steps: int, training: int, compared: Mode | None, notes: Sequence[str]
     ) -> Result:
         take, cause, module = self._take, "", ""
-        if failure is not None and (why_not := take.undecided(failure)):
-            return Result(self.dtype, notes=[why_not])
         if failure is not None:
+            why_not, seeds = take.undecided(failure), ""
             located = Locator(take, failure, self.model).find()
             module = located.module or ""
             cause = f"in training mode, {located.text}"
             if not training:
-                cause = failure.where + located.text + self._of_seeds(failure)
+                seeds = self._of_seeds(failure)
+                cause = failure.where + located.text + seeds
+            if why_not and not (seeds or failure.hint):
+                return Result(self.dtype, notes=[why_not])
         worst, trains = take.judge.of_all_ranks(), self.optimizer is not None
         if trains and not cause and steps + training and not self._trained:
             self._note(
