@@ -74,7 +74,8 @@ def copied_module(
             elif _calls(value):
                 vars(part)[key] = _of_copy(value, memo)
     for parameter in module.parameters():
-        _carry_hooks(parameter, memo[id(parameter)], memo)
+        if (own := memo.get(id(parameter))) is not None:  # a __deepcopy__ of a user need not pass the memo on
+            _carry_hooks(parameter, own, memo)
     return made
 
 

@@ -202,3 +202,22 @@ def test_a_loop_around_a_model_that_keeps_tensors_is_watched() -> None:
     run.loss(model(ROWS), torch.zeros(8, 2)).backward()
     optimizer.step()
     run.verdict()
+
+
+class CopiesItself(nn.Linear):
+    """Its copy is made anew, without the memo of ``copy.deepcopy``."""
+
+    def __init__(self) -> None:
+        super().__init__(3, 2)
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        made = CopiesItself()
+        made.load_state_dict(self.state_dict())
+        return made
+
+
+def test_a_model_that_copies_itself_is_taken() -> None:
+    model = CopiesItself()
+    made = copied_module(model)
+    assert made.weight is not model.weight
+    assert torch.equal(made.weight, model.weight)  # type: ignore[arg-type]

@@ -46,7 +46,7 @@ def loss_inside(outputs: Any, place: int = 0) -> Tensor | None:
     """What a forward returns as its loss: the outputs, their entry or attribute ``loss``, or an item."""
     found = _named_loss(outputs)
     if isinstance(found, list | tuple) and found:
-        found = found[place]
+        found = found[place] if place < len(found) else None  # in eval mode there may be no loss
     return found if isinstance(found, Tensor) else None
 
 

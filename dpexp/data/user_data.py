@@ -79,7 +79,9 @@ class OwnBatches:
     """A list of batches, each a copy every time: a model may write to its inputs. Raises ConfigError."""
 
     def __init__(self, batches: list[Any]) -> None:
-        if batches and _is_a_sample(batches[0]):
+        if not batches:
+            raise ConfigError("data: the list has no batches")
+        if _is_a_sample(batches[0]):
             raise ConfigError(
                 f"data: batch 0 has tensors of the shapes {unequal_rows(batches[0])}. A list holds batches, "
                 "with the rows in dimension 0 of inputs and targets; give single samples as a "

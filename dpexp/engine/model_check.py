@@ -186,7 +186,7 @@ def _misfit_message(name: str, module: nn.Module, inputs: list[torch.Tensor], er
     shown = [f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}" for tensor in inputs]
     got = ", ".join(shown) or "no tensor"
     text = f"the model does not fit the data: {where}{definition} got {got}: {describe(error)}"
-    if "dtype" in str(error):
+    if "dtype" in str(error) and all(tensor.is_floating_point() for tensor in inputs):
         text += (
             ". dpexp casts all parameters and inputs to --dtype: a forward that casts takes the type from a "
             "parameter, as x.to(self.fc.weight.dtype)"

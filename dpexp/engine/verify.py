@@ -36,6 +36,8 @@ from dpexp.verification.touched_rows import UnknownIdError, large_tables, with_t
 
 UNVERIFIED = "--no-check runs it unverified"
 """What a user may do about a layout that is refused."""
+OWN_STEPS = "its own training steps"
+"""What is not compared of a run where a single device does not compute them."""
 _NO_STEPS: Row = {"first_steps": None, "last_step": None}
 
 
@@ -63,7 +65,7 @@ class Verification:
         self._progress.begin("verify")
         result = verify(self._prepared)
         found = row(result)
-        self._note = found["note"]
+        self._note, self._gaps = found["note"], found["gaps"]
         self._journal.set(verification=found)
         if result.cause:
             note = "; ".join([*result.notes, UNVERIFIED])
@@ -114,6 +116,9 @@ class Verification:
         if SEEDED_ALIKE in result.notes and SEEDED_ALIKE not in self._note:
             self._note = "; ".join(filter(None, [SEEDED_ALIKE, self._note]))
             self._journal.set({"verification.note": self._note})
+        if self._own is not None and self._own.note and OWN_STEPS not in self._gaps:
+            self._gaps = [*self._gaps, OWN_STEPS]
+            self._journal.set({"verification.gaps": self._gaps})
         if result.cause:
             cause = f"{where}, in {self._type}: {result.cause}"
             self._journal.set({"verification.passed": False, "verification.cause": cause})

@@ -60,6 +60,7 @@ class RunSummary:
     execution: str = ""
     devices: list[str] = field(default_factory=list)
     verified: bool | None = None
+    gaps: list[str] = field(default_factory=list)
     status: str = UNREADABLE
     started: str = ""
     ended: str | None = None
@@ -77,6 +78,7 @@ class RunSummary:
             **{name: facts[name] for name in same},
             devices=list(record.devices.get("used", [])),
             verified=record.verification.get("passed") if record.verification.get("checked") else None,
+            gaps=record.verification.get("gaps") or [],
             figures={figure.name: figure.summarized(view) for figure in figures(At.LIST)},
             damage=len(record.damage),
             steps=len(present(record.steps["time_ms"])),

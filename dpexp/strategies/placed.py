@@ -118,7 +118,7 @@ class Placed:
             return self.module(*inputs)
         except (RuntimeError, ValueError) as error:
             if advice := _advice(str(error), batch, len(self.devices)):
-                raise ConfigError(f"{advice} ({text_of(error)})") from error
+                raise ConfigError(f"{advice} ({text_of(error).splitlines()[0]})") from error
             raise
 
     def _moved(self, value: Any, device: torch.device) -> Any:

@@ -21,6 +21,7 @@ from collections.abc import Collection, Mapping
 from datetime import datetime
 from typing import Any, NamedTuple
 
+from dpexp.config.errors import listed
 from dpexp.config.options import default_values
 from dpexp.config.printable import printable
 from dpexp.config.run_config import FILING, RunConfig
@@ -144,7 +145,7 @@ def tags(view: RecordView) -> dict[str, str]:
         "dpexp.strategy": record.strategy,
         "dpexp.execution": record.execution,
         "dpexp.status": record.status,
-        "dpexp.verified": verification.get("passed") if verification.get("checked") else "not checked",
+        "dpexp.verified": _verified(verification),
         "dpexp.judged": "no" if view.noise is not None else None,
         "dpexp.config_digest": record.config_digest,
         "dpexp.devices": ", ".join(record.devices.get("used", [])),
@@ -161,6 +162,14 @@ def tags(view: RecordView) -> dict[str, str]:
         "dpexp.nonfinite": record.summary.get("nonfinite"),
     }
     return {key: _text(value) for key, value in values.items() if value not in (None, "")}
+
+
+def _verified(verification: Row) -> str:
+    """``True``, ``True, but for random layers``, ``False`` or ``not checked``."""
+    if not verification.get("checked"):
+        return "not checked"
+    gaps = verification.get("gaps")
+    return f"{verification['passed']}{f', but for {listed(gaps)}' if gaps else ''}"
 
 
 def run_list_view() -> str:

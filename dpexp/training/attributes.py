@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from types import FunctionType, MethodType
+from types import CellType, FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -111,7 +111,9 @@ def _entries(value: Any) -> list[_Entry]:
     if isinstance(value, FunctionType):
         cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
         return [
-            _Entry(name, cell.cell_contents, partial(setattr, cell, "cell_contents")) for name, cell in cells
+            _Entry(name, cell.cell_contents, partial(setattr, cell, "cell_contents"))
+            for name, cell in cells
+            if cell != CellType()  # which has nothing yet
         ]
     if isinstance(value, MethodType):
         return [_Entry("self", value.__self__), _Entry("function", value.__func__)]

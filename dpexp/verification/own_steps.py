@@ -72,6 +72,7 @@ class OwnSteps:
         tolerance, negligible = base_tolerance(self._dtype, self._autocast)
         limits = Limits.of(self._dtype, tolerance, negligible)
         self._counts = _counts(trainer)
+        self._rows_are_apart = not (self._autocast or draws(self._copy) or has_batch_norm(self._copy))
         self._take = Take(layout, single, Judge(limits, trainer.group), self._objective, is_short)
         failure = self._take.check_placed()
         return self._result(failure)
@@ -108,6 +109,8 @@ class OwnSteps:
             if not self.note:
                 try:
                     failure = self._take.step(batch, part)
+                    if failure is None and self._rows_are_apart:
+                        failure = self._take.check_window()
                 except SingleDeviceError as raised:
                     self.note = f"not compared: a single device does not compute it: {raised.cause}"
                 else:

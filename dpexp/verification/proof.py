@@ -302,7 +302,12 @@ class Proof:
         return None, None
 
     def _are_correlated(self, batch: Batch) -> bool:
-        """Whether rows of the layout get the same random numbers as others, and do not on a single device."""
+        """Whether rows of the layout get the same random numbers as others, and do not on a single device.
+
+        Not known of ranks that share rows, which are seeded alike here.
+        """
+        if self.group.size > self.group.dp_size:
+            return False
         if self._modes.training:
             self._set_mode(self._modes.training[0])
         alike = batch.chosen([0] * batch.rows)

@@ -174,6 +174,8 @@ class SingleDevice:
         self._before = self._groups()
         for name, parameter in self.trainer.parameters().items():
             parameter.grad = _like(gradients.get(name), parameter, self._gradients.get(name))
+        assert self.trainer.optimizers is not None
+        self.trainer.optimizers.write_attributes(state.attributes)
         with self._computing(draw):
             self.trainer.update()
         after: dict[str, Any] = {"parameters": _cloned(self.trainer.full_parameters())}
@@ -231,7 +233,7 @@ class SingleDevice:
     def release(self) -> None:
         """Drop what the latest step has left in memory beside the model."""
         if self._state is not None:
-            self._load(replace(self._state, optimizer={}, gradients={}, attributes=()))
+            self._load(replace(self._state, optimizer={}, gradients={}))
         self._state, self._gradients = None, {}
 
     @contextmanager

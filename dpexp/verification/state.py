@@ -82,7 +82,6 @@ class State:
         if trainer.optimizers is None:
             return
         trainer.optimizers.batches = self.batches
-        trainer.optimizers.write_attributes(self.attributes)
         names = {id(parameter): name for name, parameter in trainer.parameters().items()}
         for member in trainer.optimizers.members:
             state = keeper(member).state

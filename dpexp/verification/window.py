@@ -50,7 +50,7 @@ class Window:
         return state
 
     def apart_from_one_batch(self, single: SingleDevice) -> float:
-        """How far the mean of its gradients is from that of one batch of all its rows: the relative error.
+        """How far the mean of its gradients is from that of one batch of all its rows, beside their size.
 
         Batches weigh by their rows. It is 0 for a loss that is a mean over rows, or a sum. Raises ValueError
         where the batches cannot be joined.
@@ -59,15 +59,17 @@ class Window:
         first, _ = self.batches[0]
         before = first.without_gradients()  # of all, since a loss may keep something from call to call
         expected = single.step(before, whole)[0].gradients
-        found = dict[str, torch.Tensor]()
+        found, size = dict[str, torch.Tensor](), 0.0  # which may cancel
         for _, batch in self.batches:
             weight = 1.0 if single.objective.reduction == "sum" else batch.rows / whole.rows
-            for name, each in single.step(before, batch)[0].gradients.items():
+            gradients = single.step(before, batch)[0].gradients
+            size += weight * math.hypot(*map(magnitude, gradients.values()))
+            for name, each in gradients.items():
                 found[name] = found[name] + weight * each if name in found else weight * each
         apart = [
             distance(found[name], each) if name in found else math.inf for name, each in expected.items()
         ]
-        return ratio(math.hypot(*apart), math.hypot(*map(magnitude, expected.values())))
+        return ratio(math.hypot(*apart), size)
 
     def replayed(
         self, single: SingleDevice, draw: int | None, *, from_own: bool = False

@@ -25,7 +25,13 @@ class Kept(torch.optim.SGD):
             nonlocal hooked
             hooked += 2
 
+        def later() -> float:
+            return unknown  # which is in an empty cell
+
         self.register_step_post_hook(hook)
+        self.later = later
+        if hooked:
+            unknown = 1.0
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         super().step(closure)

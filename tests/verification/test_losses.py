@@ -140,6 +140,14 @@ def test_batches_that_divide_by_other_numbers_of_targets_are_not_one_batch() -> 
         dpexp.run("single", model=model, data=batches, loss=over_tokens, accumulate=4, steps=8, track=False)
 
 
+def test_a_run_looks_at_each_window_of_its_own_steps() -> None:
+    """Targets are masked in the fourth batch, which is none of those that are compared on copies."""
+    model, (first, *_, last) = masked_later()
+    options = {"data": [first, first, first, last], "loss": over_tokens, "accumulate": 4, "steps": 8}
+    with pytest.raises(VerificationError, match="the gradients of 4 batches, averaged, are not that of all"):
+        dpexp.run("whole", model=model, virtual=2, track=False, quiet=True, **options)
+
+
 def test_batches_of_other_sizes_or_lengths_that_divide_by_rows_are() -> None:
     model, batches = masked_later()
     batches[1] = tuple(each[:3] for each in batches[1])

@@ -163,8 +163,31 @@ class Momentum(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         for parameter, moment in zip(self.param_groups[0]["params"], self.moments, strict=True):
-            moment.mul_(0.9).add_(parameter.grad)
+            moment.mul_(0.9).add_(0.0 if parameter.grad is None else parameter.grad)
             parameter.sub_(moment, alpha=self.param_groups[0]["lr"])
+
+
+class Flat(Momentum):
+    """Makes its moments in its first step."""
+
+    def __init__(self, parameters: Any, lr: float = 0.05) -> None:
+        super().__init__(parameters, lr)
+        self.made, self.moments = self.moments, []
+
+    def step(self, closure: Any = None) -> None:
+        self.moments = self.moments or self.made
+        super().step(closure)
+
+
+@pytest.mark.parametrize(("warmup", "gaps"), [(0, ["its own training steps"]), (4, [])])
+def test_what_an_optimizer_makes_in_its_first_step_is_compared_from_that_step_on(
+    warmup: int, gaps: list[str]
+) -> None:
+    """Also where rounding is measured, by new optimizers that have taken no step."""
+    options = {"model": "odd_models:Scan", "optimizer": f"{__file__}:Flat", "warmup": warmup, "steps": 4}
+    found = ended(prepare(RunConfig("whole", virtual=2, **options)))
+    assert (found["error"], found["verification"]["passed"]) == ("", True)
+    assert found["verification"]["gaps"] == gaps
 
 
 @pytest.mark.parametrize("optimizer", ["Scheduled", "Momentum"])

@@ -7,7 +7,9 @@ from pieces import change_gradients
 from torch import distributed, nn
 from torch.distributed._composable.replicate import replicate
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 from training_mode import Synchronized, with_norm
@@ -98,6 +100,13 @@ def in_eval_mode(model):
 @run("replicas", virtual=3, dtype="float64", model="nets.NormsAndDrops")
 def three_replicas(model):
     """Three replicas, of which a batch of four rows uses two, in float64."""
+
+
+@run("alike", model="nets.Drops", words="random layers")
+def dropout_of_shards(model):
+    """Each rank drops of its shard of the features: which ones a single device does not know."""
+    plan = {"second": ColwiseParallel(), "third": RowwiseParallel()}
+    return parallelize_module(model, init_device_mesh("cpu", (2,)), plan)
 
 
 @run("ranks", data="random:samples=31", model="nets.Drops")
