@@ -161,8 +161,9 @@ def test_a_delivery_that_makes_progress_is_awaited_beyond_the_timeout(
     assert text.endswith("the run is safe on disk")
 
 
-def test_first_runs_at_once_share_one_new_store(dpexp_home: Path, uri: str) -> None:
-    drivers = [drive("finish", steps=20, wait_s=10) for _ in range(3)]
+@pytest.mark.parametrize("count", [3, pytest.param(8, marks=pytest.mark.slow)])
+def test_first_runs_at_once_share_one_new_store(dpexp_home: Path, uri: str, count: int) -> None:
+    drivers = [drive("finish", steps=20, wait_s=10) for _ in range(count)]
     for driver in drivers:
         assert driver.delivery()["complete"]
         assert driver.wait() == 0
