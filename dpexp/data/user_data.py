@@ -80,7 +80,7 @@ class OwnBatches:
 
     def __init__(self, batches: list[Any]) -> None:
         if not batches:
-            raise ConfigError("data: the list has no batches")
+            raise ConfigError("a list of batches that is given as data or validation is empty")
         if _is_a_sample(batches[0]):
             raise ConfigError(
                 f"data: batch 0 has tensors of the shapes {unequal_rows(batches[0])}. A list holds batches, "
