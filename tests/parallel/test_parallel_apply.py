@@ -206,7 +206,7 @@ def test_a_replica_that_differentiates_by_what_it_lacks_is_told_what_to_do(
 ) -> None:
     model = DifferentiatesItself(3, 2)
     model.has_direction = has_direction
-    with pytest.raises(RuntimeError, match=words):
+    with pytest.raises((RuntimeError, ValueError), match=words):
         parallel_apply(replicate(model, virtual(2)), [(torch.ones(4, 3),)] * 2, devices=virtual(2))
 
 
