@@ -141,16 +141,16 @@ class Take:
 
     def check_placed(self) -> Failure | None:
         """Whether the model, as placed, has the numbers of the single device, which has taken no step."""
-        expected = self.single.trainer
-        kinds = {"parameters": parts_of(self._parameters(), expected.full_parameters())}
-        found, buffers = self._completed(self.layout.buffers()), expected.buffers()
+        placed = State.of(self.layout, self.objective)
+        single = State.of(self.single.trainer, self.objective)
+        found, buffers = self._completed(self.layout.buffers()), single.buffers[0]
         names = found.keys() & buffers.keys()
-        kinds["buffers"] = parts_of({n: found[n] for n in names}, {n: buffers[n] for n in names})
-        of_layout, of_single = (
-            self.single.followed(State.of(each, self.objective).optimizer_numbers())
-            for each in (self.layout, expected)
-        )
-        kinds["optimizer"] = parts_of(of_layout, of_single)
+        of_layout, of_single = (self.single.followed(each.optimizer_numbers()) for each in (placed, single))
+        kinds = {
+            "parameters": parts_of(placed.parameters, single.parameters),
+            "buffers": parts_of({n: found[n] for n in names}, {n: buffers[n] for n in names}),
+            "optimizer": parts_of(of_layout, of_single),
+        }
         failed = self.judge.failed(self.steps, kinds)
         if not failed:
             return None
@@ -514,9 +514,9 @@ class Take:
     def _judged_update(self, state: State, gradients: Tensors) -> Difference | None:
         after = self._updated(self.single, state, gradients)
         self._left = State.of(self.layout, self.objective)
-        mine = self._kept(self._left)
+        mine, now = self._kept(self._left), self.layout.buffers()
         written = {n for n, each in state.buffers[0].items() if not _is_same(after["buffers"].get(n), each)}
-        buffers = {name: each for name, each in self._before_update.items() if name not in written}
+        before = {name: each for name, each in self._before_update.items() if name not in written}
 
         def kinds(of: Mapping[str, Tensors]) -> Kinds:
             return {
@@ -527,7 +527,7 @@ class Take:
 
         found = {
             **kinds(mine),
-            "buffers": parts_of({name: mine["buffers"][name] for name in buffers}, buffers),
+            "buffers": parts_of({name: now[name] for name in before if name in now}, before),
         }
 
         def updated(single: SingleDevice, draw: int) -> dict[str, dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 import functools
 
+import torch
 from catalogue import run
 from pieces import change_gradients
 from torch import distributed, nn
@@ -107,6 +108,12 @@ def dropout_of_shards(model):
     """Each rank drops of its shard of the features: which ones a single device does not know."""
     plan = {"second": ColwiseParallel(), "third": RowwiseParallel()}
     return parallelize_module(model, init_device_mesh("cpu", (2,)), plan)
+
+
+@run("alike")
+def buffers_of_shards(model):
+    """Ranks that share rows have buffers of the same name with other numbers, as the first id of a shard."""
+    model.register_buffer("first_id", torch.tensor(10.0 * distributed.get_rank()))
 
 
 @run("ranks", data="random:samples=31", model="nets.Drops")
