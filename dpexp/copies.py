@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 
-from dpexp.config.errors import ConfigError, describe, listed
+from dpexp.config.errors import ConfigError, describe
+from dpexp.config.words import listed
 
 Memo = dict[int, Any]
 """From the ids of originals to their copies, as ``copy.deepcopy`` has it."""

@@ -12,8 +12,9 @@ from typing import IO, Any
 
 import typer
 
-from dpexp.config.errors import ConfigError, Terminated, describe, shortened, text_of
+from dpexp.config.errors import ConfigError, Terminated, describe, text_of
 from dpexp.config.printable import printable
+from dpexp.config.words import shortened
 from dpexp.record.files import JournalError
 from dpexp.record.redact import redact
 

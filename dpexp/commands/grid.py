@@ -28,10 +28,11 @@ from typing import Any, NamedTuple
 import typer
 
 from dpexp.commands import run
-from dpexp.config.errors import ConfigError, as_config_error, did_you_mean, unknown
+from dpexp.config.errors import ConfigError, as_config_error, unknown
 from dpexp.config.process import command
 from dpexp.config.run_config import RunConfig, option_names
 from dpexp.config.strategy_options import REFERENCE, STRATEGY_OPTIONS
+from dpexp.config.words import did_you_mean
 from dpexp.study.records import Plan
 
 OF_THE_SWEEP = frozenset({"run_name", "track", "track_timeout"})

@@ -17,11 +17,12 @@ from typing import Any
 
 import typer
 
-from dpexp.config.errors import ConfigError, did_you_mean, shown
+from dpexp.config.errors import ConfigError
 from dpexp.config.options import flag_name, option_fields, types_of
 from dpexp.config.process import command
 from dpexp.config.run_config import RunConfig, option_names
 from dpexp.config.strategy_options import STRATEGY_OPTIONS, LaunchOptions
+from dpexp.config.words import did_you_mean, shown
 
 _PREFIX = "DPEXP_"
 OTHER_VARIABLES = ("DPEXP_HOME", "DPEXP_PARENT")

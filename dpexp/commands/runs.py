@@ -11,9 +11,10 @@ import typer
 
 from dpexp.commands.app import Exit, make_app, say, show_report
 from dpexp.commands.options import OUTPUT, examples
-from dpexp.config.errors import ConfigError, no_file
+from dpexp.config.errors import ConfigError
 from dpexp.config.printable import printable_line
 from dpexp.config.process import command, home
+from dpexp.config.words import no_file
 
 if TYPE_CHECKING:
     from dpexp.tracking.sync import SyncResult

@@ -10,10 +10,11 @@ import typer
 
 from dpexp.commands.app import Exit, exit_on_error, make_app, say, show_report
 from dpexp.commands.options import check_environment, examples
-from dpexp.config.errors import ConfigError, be, plural
+from dpexp.config.errors import ConfigError
 from dpexp.config.printable import printable, printable_line
 from dpexp.config.process import command, home
 from dpexp.config.strategy_options import STRATEGY_OPTIONS
+from dpexp.config.words import be, plural
 from dpexp.distributed.signals import SignalHandler
 
 if TYPE_CHECKING:

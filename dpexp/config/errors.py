@@ -1,19 +1,15 @@
-"""Errors that users catch, exceptions in user code in one line, and the words of a message."""
+"""Errors that users catch, and exceptions in user code in one line."""
 
 from __future__ import annotations
 
-import difflib
-import reprlib
 import traceback
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from dpexp.config.process import ROOT
-
-_MAX_CHARACTERS, _MAX_LINES = 2000, 15
-_MAX_NAME = 100
+from dpexp.config.words import MAX_CHARACTERS, MAX_LINES, MAX_NAME, available, did_you_mean, shortened
 
 
 class ConfigError(ValueError):
@@ -62,27 +58,9 @@ class Terminated(BaseException):
     """The process received SIGTERM: the run ends with status killed, with a complete journal."""
 
 
-def available(names: Iterable[str]) -> str:
-    """``there are block1, block2``; ``there is block1``; ``there is none``."""
-    names = list(names)
-    return f"there {'are' if len(names) > 1 else 'is'} {', '.join(names) or 'none'}"
-
-
-def no_file(path: str | Path) -> str:
-    """``there is no file data.txt in /home/me``: of a relative path with the folder at which it starts."""
-    start = "" if Path(path).expanduser().is_absolute() else f" in {Path.cwd()}"
-    return f"there is no file {path}{start}"
-
-
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """``": did you mean 'block3'?"`` if the name resembles a known one, else an empty string."""
-    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
-    return f": did you mean '{close[0]}'?" if close else ""
-
-
 def unknown(kind: str, found: object, known: Iterable[str], where: str = "") -> ConfigError:
     """The error for a name that is not known: ``WHERE: unknown KIND 'NAME'; there are …``."""
-    known, name = sorted(known), shortened(str(found), _MAX_NAME)
+    known, name = sorted(known), shortened(str(found), MAX_NAME)
     prefix = f"{where}: " if where else ""
     return ConfigError(f"{prefix}unknown {kind} '{name}'; {available(known)}{did_you_mean(name, known)}")
 
@@ -101,20 +79,6 @@ def as_config_error(what: str, *passing: type[BaseException]) -> Iterator[None]:
         raise ConfigError(f"{what} raised {describe(error)}") from error
 
 
-def shortened(text: str, characters: int = _MAX_CHARACTERS, lines: int = _MAX_LINES) -> str:
-    """The text, or where it is too long its beginning with the number of characters that it has."""
-    beginning = "\n".join(text[:characters].split("\n")[:lines])
-    return text if beginning == text else f"{beginning}… ({len(text)} characters)"
-
-
-def shown(value: Any) -> str:
-    """A value as Python writes it, short however deep or long it is."""
-    short = reprlib.Repr()
-    short.maxstring = short.maxother = short.maxlong = _MAX_NAME
-    short.maxlevel = 3
-    return short.repr(value)
-
-
 def text_of(error: BaseException) -> str:
     """``str(error)`` and its notes."""
     return "\n".join(filter(None, [str(error), *getattr(error, "__notes__", ())]))
@@ -131,7 +95,7 @@ def describe(error: BaseException) -> str:
     cause = error.__cause__ if isinstance(error, ImportError) else None
     while cause is not None:
         described, cause = f"{described.rstrip('.')}; caused by {_named(cause)}", cause.__cause__
-    return shortened(described, _MAX_CHARACTERS // 2, _MAX_LINES // 2) + _user_line(error)
+    return shortened(described, MAX_CHARACTERS // 2, MAX_LINES // 2) + _user_line(error)
 
 
 def _named(error: BaseException) -> str:
@@ -147,75 +111,3 @@ def _user_line(error: BaseException) -> str:
         if not is_library and not is_ours and path.name != "dpexp":  # the installed command
             return f" ({frame.filename}, line {frame.lineno})"
     return ""
-
-
-Content = TypeVar("Content", bound=Hashable)
-
-
-def merged(rows: Iterable[tuple[str, Content]]) -> list[tuple[str, Content]]:
-    """(name, content) rows, each in place of those of equal content whose names differ in one index only.
-
-    A row stands where the first of them stood.
-    """
-    found = [(tuple(name.split(".")), content) for name, content in rows]
-    for position in range(max((len(parts) for parts, _ in found), default=0)):
-        groups: dict[Hashable, list[tuple[str, ...]]] = {}
-        contents: dict[Hashable, Content] = {}
-        for number, (parts, content) in enumerate(found):
-            is_index = position < len(parts) and parts[position].isdecimal()
-            key = (parts[:position], parts[position + 1 :], content) if is_index else number
-            groups.setdefault(key, []).append(parts)
-            contents[key] = content
-        found = [(_joined(several, position), contents[key]) for key, several in groups.items()]
-    return [(".".join(parts), content) for parts, content in found]
-
-
-def _joined(several: Sequence[tuple[str, ...]], position: int) -> tuple[str, ...]:
-    """The parts of names that are equal but for an index: ``0-11``, or ``0-3,7`` where some are missing."""
-    first = several[0]
-    if len(several) == 1:
-        return first
-    text = ranges(sorted({int(parts[position]) for parts in several}), ",")
-    return (*first[:position], text, *first[position + 1 :])
-
-
-def listed(names: Iterable[str], most: int = 10) -> str:
-    """``layers.0-299.norm, head``: names for a message, at most so many, those that are alike as one."""
-    found = [name for name, _ in merged((name, None) for name in names)]
-    more = f" and {len(found) - most} more" if len(found) > most else ""
-    return ", ".join(found[:most]) + more
-
-
-# --- numbers in a message ----------------------------------------------------------------
-
-
-def consecutive(numbers: Iterable[int]) -> list[range]:
-    """Each number with those after it that follow without a gap: 15, 16, 17, 0, 1 as 15 to 17 and 0 to 1."""
-    found: list[range] = []
-    for number in numbers:
-        if found and number == found[-1].stop:
-            found[-1] = range(found[-1].start, number + 1)
-        else:
-            found.append(range(number, number + 1))
-    return found
-
-
-def span(run: range, joint: str = "-") -> str:
-    """``0-24``, or ``30`` of one number."""
-    return str(run[0]) if len(run) == 1 else f"{run[0]}{joint}{run[-1]}"
-
-
-def ranges(numbers: Iterable[int], joint: str = ", ") -> str:
-    """``0-15, 49``: numbers in order, those that follow each other as one range."""
-    return joint.join(map(span, consecutive(numbers)))
-
-
-def plural(count: int, noun: str) -> str:
-    """``1 thread``, ``2 threads``, ``20 batches``."""
-    ending = "" if count == 1 else "es" if noun.endswith(("ch", "sh", "s", "x")) else "s"
-    return f"{count} {noun}{ending}"
-
-
-def be(count: int) -> str:
-    """The verb after so many: ``is``, ``are``."""
-    return "is" if count == 1 else "are"

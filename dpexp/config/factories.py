@@ -29,16 +29,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from dpexp.config.errors import (
-    ConfigError,
-    as_config_error,
-    available,
-    describe,
-    did_you_mean,
-    no_file,
-    unknown,
-)
+from dpexp.config.errors import ConfigError, as_config_error, describe, unknown
 from dpexp.config.options import as_type
+from dpexp.config.words import available, did_you_mean, no_file
 
 Aliases = Mapping[str, str]
 """The names that an option knows: each stands for ``module:attribute``, with options after another colon."""

@@ -12,7 +12,8 @@ import re
 from dataclasses import dataclass
 from functools import cached_property
 
-from dpexp.config.errors import ConfigError, shown
+from dpexp.config.errors import ConfigError
+from dpexp.config.words import shown
 
 _SIZE = re.compile(r"[1-9]\d{0,3}", re.ASCII)
 

@@ -12,7 +12,8 @@ from types import NoneType, UnionType
 from typing import Any
 
 from dpexp.config import names
-from dpexp.config.errors import ConfigError, did_you_mean, shown
+from dpexp.config.errors import ConfigError
+from dpexp.config.words import did_you_mean, shown
 
 
 def option(

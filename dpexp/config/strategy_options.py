@@ -11,10 +11,11 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import ClassVar
 
-from dpexp.config.errors import ConfigError, plural
+from dpexp.config.errors import ConfigError
 from dpexp.config.factories import Factory, find
 from dpexp.config.mesh import Mesh
 from dpexp.config.options import option, validate
+from dpexp.config.words import plural
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,8 @@ import torch
 from torch.nn.utils.rnn import PackedSequence
 
 from dpexp import tensors
-from dpexp.config.errors import ConfigError, plural
+from dpexp.config.errors import ConfigError
+from dpexp.config.words import plural
 
 RankRows = Callable[[int], slice]
 """From the number of rows of a global batch to the rows that a rank computes."""

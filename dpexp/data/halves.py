@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from dpexp import tensors
-from dpexp.config.errors import plural
+from dpexp.config.words import plural
 from dpexp.copies import copied_module
 from dpexp.data.batch import Batch
 from dpexp.data.objective import Objective

@@ -24,8 +24,9 @@ import torch
 from torch import Tensor, nn
 
 from dpexp import tensors
-from dpexp.config.errors import ConfigError, plural
+from dpexp.config.errors import ConfigError
 from dpexp.config.features import PADDING
+from dpexp.config.words import plural
 from dpexp.copies import TensorCopies
 from dpexp.data.batch import Batch
 from dpexp.data.losses import class_accuracy, loss_inside, place_of_loss, standard_loss

@@ -5,7 +5,8 @@ import re
 import torch
 from torch import nn
 
-from dpexp.config.errors import ConfigError, as_config_error, plural
+from dpexp.config.errors import ConfigError, as_config_error
+from dpexp.config.words import plural
 from dpexp.data.base import Columns, Source
 from dpexp.data.losses import NO_TARGETS
 from dpexp.data.rng import generator

@@ -18,7 +18,8 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
-from dpexp.config.errors import ConfigError, plural
+from dpexp.config.errors import ConfigError
+from dpexp.config.words import plural
 from dpexp.data.rng import apart, epoch_seed
 from dpexp.data.user_batch import as_batch
 

@@ -8,8 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dpexp.config.errors import ConfigError, no_file, plural
+from dpexp.config.errors import ConfigError
 from dpexp.config.features import Features
+from dpexp.config.words import no_file, plural
 from dpexp.data.base import Source
 from dpexp.data.dataset import Dataset, Samples
 from dpexp.data.user_batch import forward_signature

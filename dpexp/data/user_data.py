@@ -17,9 +17,10 @@ from torch import Tensor, nn
 from torch.utils.data import IterableDataset, default_collate
 
 from dpexp import tensors
-from dpexp.config.errors import ConfigError, plural
+from dpexp.config.errors import ConfigError
 from dpexp.config.factories import Factory
 from dpexp.config.features import Features
+from dpexp.config.words import plural
 from dpexp.data.base import Source
 from dpexp.data.dataset import Dataset, Samples, unequal_rows
 from dpexp.data.losses import NO_TARGETS

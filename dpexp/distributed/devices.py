@@ -11,9 +11,10 @@ from itertools import cycle, islice
 import torch
 
 from dpexp import devices
-from dpexp.config.errors import ConfigError, plural
+from dpexp.config.errors import ConfigError
 from dpexp.config.run_config import MAX_VIRTUAL
 from dpexp.config.strategy_options import RankOptions, StrategyOptions
+from dpexp.config.words import plural
 from dpexp.devices import accelerators, is_virtual, label
 from dpexp.distributed.world import World
 

@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from dpexp.config.errors import Terminated, shortened, text_of
+from dpexp.config.errors import Terminated, text_of
+from dpexp.config.words import shortened
 from dpexp.distributed.world import Member
 from dpexp.record.record import Row
 from dpexp.record.redact import redact

@@ -12,7 +12,8 @@ import torch
 from torch import nn
 
 from dpexp import devices, tensors
-from dpexp.config.errors import ConfigError, describe, listed, plural
+from dpexp.config.errors import ConfigError, describe
+from dpexp.config.words import listed, plural
 from dpexp.copies import check_copyable
 from dpexp.data.batch import Batch
 from dpexp.data.halves import no_mean_over_rows

@@ -9,10 +9,11 @@ import torch
 from torch import nn
 
 from dpexp import devices, tensors
-from dpexp.config.errors import ConfigError, plural
+from dpexp.config.errors import ConfigError
 from dpexp.config.factories import Factory
 from dpexp.config.process import cores
 from dpexp.config.run_config import BATCH_SIZE, RunConfig
+from dpexp.config.words import plural
 from dpexp.data import registry as data
 from dpexp.data.base import Source
 from dpexp.data.dataset import Dataset

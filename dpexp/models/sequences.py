@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from dpexp.config.errors import plural
 from dpexp.config.features import PADDING
+from dpexp.config.words import plural
 
 
 class SequenceModel(nn.Module):

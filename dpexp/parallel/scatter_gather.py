@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch.nn.utils.rnn import PackedSequence
 
-from dpexp.config.errors import plural
+from dpexp.config.words import plural
 from dpexp.devices import HOST, label, non_blocking_to
 from dpexp.tensors import entries, leaves, rebuild
 

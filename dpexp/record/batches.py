@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any
 
-from dpexp.config.errors import plural, ranges
 from dpexp.config.mesh import Mesh
+from dpexp.config.words import plural, ranges
 from dpexp.record.record import Record, Row
 
 Shape = list[int]

@@ -25,7 +25,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from dpexp.config.errors import be, plural
+from dpexp.config.words import be, plural
 from dpexp.record.files import JournalError, check_writable, make_folder, sync_folder, unwritable
 from dpexp.record.redact import redact_values
 

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dpexp.config.errors import describe, plural
+from dpexp.config.errors import describe
+from dpexp.config.words import plural
 from dpexp.record.files import JournalError, write_atomically
 from dpexp.record.journal import JOURNAL, RECORD, SCHEMA, WATCH_STRATEGY, JournalReader, is_open, iso
 

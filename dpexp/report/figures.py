@@ -9,7 +9,7 @@ import textwrap
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from dpexp.config.errors import plural
+from dpexp.config.words import plural
 from dpexp.record.phases import REST
 from dpexp.record.steps import quartiles
 from dpexp.record.view import RecordView

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from dpexp.config.errors import plural
+from dpexp.config.words import plural
 from dpexp.record.batches import replicated_bytes
 from dpexp.record.files import PROFILE_TRACE
 from dpexp.record.phases import Phase, union_length

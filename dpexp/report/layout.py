@@ -4,8 +4,8 @@ import math
 from collections import Counter
 from dataclasses import dataclass, field
 
-from dpexp.config.errors import listed, merged, plural
 from dpexp.config.strategy_options import STRATEGY_OPTIONS
+from dpexp.config.words import listed, merged, plural
 from dpexp.record.batches import model_rows, optimizer_rows, without_host
 from dpexp.record.record import Record, Row
 from dpexp.report import units

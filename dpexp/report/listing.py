@@ -5,8 +5,8 @@ from typing import Any
 
 from rich.cells import cell_len
 
-from dpexp.config.errors import plural
 from dpexp.config.printable import printable_line
+from dpexp.config.words import plural
 from dpexp.record.figures import At, figures
 from dpexp.record.record import Row
 from dpexp.record.runs import RunSummary

@@ -1,6 +1,6 @@
 """Memory and work: what the observed step had and computed; and where its profile is."""
 
-from dpexp.config.errors import listed, plural
+from dpexp.config.words import listed, plural
 from dpexp.record.files import PROFILE_TABLE, PROFILE_TRACE
 from dpexp.record.record import Record
 from dpexp.record.view import CATEGORIES, RecordView

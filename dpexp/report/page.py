@@ -7,8 +7,8 @@ the system is. All text from a Record passes ``in_html``.
 import math
 from importlib.resources import files
 
-from dpexp.config.errors import plural
 from dpexp.config.printable import in_html
+from dpexp.config.words import plural
 from dpexp.record.view import RecordView
 from dpexp.report import style, units
 from dpexp.report.timeline import Bar, Lane, TimelineStep, typical_step

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from dpexp.config.errors import merged, plural
+from dpexp.config.words import merged, plural
 from dpexp.record.batches import Batches
 from dpexp.record.record import Record, Row
 from dpexp.record.view import RecordView

@@ -6,7 +6,7 @@ The terminal, the note on the MLflow page and a notebook show these sections, so
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from dpexp.config.errors import listed, merged, plural, shortened
+from dpexp.config.words import listed, merged, plural, shortened
 from dpexp.record.batches import Batches, named, optimizer_rows, unobserved
 from dpexp.record.figures import At, figures
 from dpexp.record.phases import Phase

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from dpexp.config.errors import plural
+from dpexp.config.words import plural
 from dpexp.record.figures import At, Figure, figures
 from dpexp.report import units
 from dpexp.report.compare import Cell, Comparison, Group

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
 
-from dpexp.config.errors import plural
+from dpexp.config.words import plural
 from dpexp.record.batches import Batches, Call
 from dpexp.record.noise import Noise
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from dpexp.config.errors import listed, plural
+from dpexp.config.words import listed, plural
 from dpexp.record.record import Record, Row
 from dpexp.report.section import Section
 

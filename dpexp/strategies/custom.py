@@ -19,8 +19,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 from dpexp import tensors
-from dpexp.config.errors import ConfigError, as_config_error, listed
+from dpexp.config.errors import ConfigError, as_config_error
 from dpexp.config.strategy_options import CustomOptions
+from dpexp.config.words import listed
 from dpexp.copies import copied_module
 from dpexp.devices import HOST, accelerators, move, place
 from dpexp.distributed.group import ProcessGroup

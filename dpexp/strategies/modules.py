@@ -21,7 +21,8 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import nn
 
-from dpexp.config.errors import ConfigError, did_you_mean, listed
+from dpexp.config.errors import ConfigError
+from dpexp.config.words import did_you_mean, listed
 from dpexp.copies import HOOKS
 from dpexp.devices import HOST, is_virtual, label, move, place, tensor_device
 from dpexp.parallel.data_parallel import DataParallel

@@ -15,8 +15,9 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from dpexp.config.errors import ConfigError, listed
+from dpexp.config.errors import ConfigError
 from dpexp.config.strategy_options import PlaceOptions
+from dpexp.config.words import listed
 from dpexp.devices import HOST, is_virtual, label, place, running_on, set_tensor_device, tensor_device
 from dpexp.strategies.base import Devices, Needs, Strategy
 from dpexp.strategies.modules import Transfer, Wrapper, check_no_overlap, check_not_tied, matching, rewire

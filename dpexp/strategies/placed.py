@@ -28,7 +28,8 @@ import torch
 from torch import nn
 
 from dpexp import devices, tensors
-from dpexp.config.errors import ConfigError, plural, text_of
+from dpexp.config.errors import ConfigError, text_of
+from dpexp.config.words import plural
 from dpexp.data.batch import Batch
 from dpexp.devices import HOST
 from dpexp.timing import Timer

@@ -32,8 +32,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
-from dpexp.config.errors import ConfigError, listed
+from dpexp.config.errors import ConfigError
 from dpexp.config.strategy_options import DdpOptions, FsdpOptions
+from dpexp.config.words import listed
 from dpexp.devices import HOST, physical, place
 from dpexp.strategies.base import Devices, Needs, Strategy
 from dpexp.strategies.modules import EmbeddingTable, Wrapper, check_no_hooks, matching

@@ -22,8 +22,9 @@ import torch
 from torch import Tensor, nn
 
 from dpexp import parallel
-from dpexp.config.errors import ConfigError, available, plural
+from dpexp.config.errors import ConfigError
 from dpexp.config.strategy_options import BlockOptions, DataParallelOptions
+from dpexp.config.words import available, plural
 from dpexp.data.batch import Batch
 from dpexp.devices import HOST, accelerators, is_autocast_enabled, is_virtual, label, place, running_on
 from dpexp.parallel.parallel_apply import share_of_threads

@@ -25,9 +25,10 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dpexp.config.errors import ConfigError, did_you_mean, shown
+from dpexp.config.errors import ConfigError
 from dpexp.config.run_config import RunConfig
 from dpexp.config.strategy_options import REFERENCE
+from dpexp.config.words import did_you_mean, shown
 from dpexp.study.records import Plan, RunsByCell, finished_runs, read_runs
 
 if TYPE_CHECKING:

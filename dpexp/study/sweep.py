@@ -23,8 +23,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dpexp.config import names
-from dpexp.config.errors import ConfigError, be, plural, text_of
+from dpexp.config.errors import ConfigError, text_of
 from dpexp.config.process import home
+from dpexp.config.words import be, plural
 from dpexp.engine.facts import environment
 from dpexp.record.files import JournalError
 from dpexp.record.journal import SWEEP_STRATEGY, Journal, new_run_id, now

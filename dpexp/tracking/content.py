@@ -21,11 +21,11 @@ from collections.abc import Collection, Mapping
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from dpexp.config.errors import listed
 from dpexp.config.options import default_values
 from dpexp.config.printable import printable
 from dpexp.config.run_config import FILING, RunConfig
 from dpexp.config.strategy_options import STRATEGY_OPTIONS
+from dpexp.config.words import listed
 from dpexp.record.figures import At, figures, rounded
 from dpexp.record.journal import SWEEP_STRATEGY
 from dpexp.record.record import Record, Row

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from dpexp.config.errors import plural
+from dpexp.config.words import plural
 from dpexp.record.files import JournalError, private_files
 from dpexp.record.journal import JOURNAL, RECORD, is_open
 from dpexp.record.runs import folders

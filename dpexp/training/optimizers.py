@@ -19,8 +19,9 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from dpexp.config.errors import ConfigError, describe, listed
+from dpexp.config.errors import ConfigError, describe
 from dpexp.config.factories import Aliases, Factory
+from dpexp.config.words import listed
 from dpexp.strategies.modules import EmbeddingTable, named_parameters
 from dpexp.strategies.placed import Placed, Shards
 from dpexp.training.attributes import attributes, is_equal, write_attributes

@@ -21,7 +21,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import nn
 
-from dpexp.config.errors import describe, listed, plural
+from dpexp.config.errors import describe
+from dpexp.config.words import listed, plural
 from dpexp.data.batch import Batch
 from dpexp.data.halves import no_mean_over_rows
 from dpexp.data.objective import Objective

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import distributed, nn
 
-from dpexp.config.errors import ConfigError, NotComparableError, plural
+from dpexp.config.errors import ConfigError, NotComparableError
+from dpexp.config.words import plural
 from dpexp.copies import check_not_scripted
 from dpexp.data.objective import Objective
 from dpexp.data.user_batch import as_batch, forward_signature

@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from dpexp.config.errors import VerificationError, listed, plural
+from dpexp.config.errors import VerificationError
+from dpexp.config.words import listed, plural
 from dpexp.verification.compare import Difference
 from dpexp.verification.mode import Mode
 

@@ -24,7 +24,7 @@ import torch
 from torch import nn
 
 from dpexp import devices
-from dpexp.config.errors import listed, plural
+from dpexp.config.words import listed, plural
 from dpexp.data.batch import Batch
 from dpexp.data.halves import LIMIT
 from dpexp.data.objective import Objective

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from dpexp.config.errors import NotComparableError, plural
+from dpexp.config.errors import NotComparableError
+from dpexp.config.words import plural
 from dpexp.watch.ranks import Ranks
 
 SAMPLE = 4096

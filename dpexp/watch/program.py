@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 from torch import distributed, nn
 
 from dpexp import tensors
-from dpexp.config.errors import as_config_error, shown
+from dpexp.config.errors import as_config_error
 from dpexp.config.run_config import RunConfig, config_digest
+from dpexp.config.words import shown
 from dpexp.distributed.group import ProcessGroup
 from dpexp.distributed.world import World
 from dpexp.engine.facts import environment, git, torch_environment

@@ -21,10 +21,11 @@ from typing import Any
 
 from torch import nn
 
-from dpexp.config.errors import ConfigError, Terminated, shown
+from dpexp.config.errors import ConfigError, Terminated
 from dpexp.config.printable import printable
 from dpexp.config.process import home
 from dpexp.config.run_config import config_digest
+from dpexp.config.words import shown
 from dpexp.distributed.faults import error_row
 from dpexp.distributed.group import ProcessGroup
 from dpexp.distributed.signals import SIGNALS

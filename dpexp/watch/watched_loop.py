@@ -13,7 +13,8 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from dpexp.config.errors import NotComparableError, describe, listed, plural
+from dpexp.config.errors import NotComparableError, describe
+from dpexp.config.words import listed, plural
 from dpexp.strategies.modules import named_parameters
 from dpexp.verification.compare import Difference, Limits
 from dpexp.verification.judge import Judge

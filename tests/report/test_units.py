@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpexp.config.errors import merged
+from dpexp.config.words import merged
 from dpexp.report import units
 
 

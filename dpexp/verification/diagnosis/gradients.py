@@ -12,7 +12,7 @@ from typing import TypeAlias
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from dpexp.config.errors import listed
+from dpexp.config.words import listed
 from dpexp.strategies.modules import parts
 from dpexp.verification.compare import Difference, Tensors, magnitude, parts_of, worst
 from dpexp.verification.diagnosis import patterns

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from dpexp.config.errors import plural, shown
+from dpexp.config.words import plural, shown
 from dpexp.data.halves import no_mean_over_rows
 from dpexp.training.optimizers import groups
 from dpexp.verification.alone import alone

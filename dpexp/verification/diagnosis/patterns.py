@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import torch
 
-from dpexp.config.errors import consecutive, plural, span
+from dpexp.config.words import consecutive, plural, span
 
 CLOSE = 1e-6
 """Relative residual up to which a pattern fits: errors of layouts are far above, rounding far below."""
