@@ -176,7 +176,7 @@ def browser() -> Iterator[Browser]:
 @pytest.fixture
 def forked_child_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fork the child runs that this test starts itself, as a sweep does: a new process costs 3.5 s."""
-    from command_lines import run_forked
+    from helpers.command_lines import run_forked
 
     from dpexp.study import child_run
 

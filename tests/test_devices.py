@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from command_lines import python
-from engine_runs import recorded
+from helpers.command_lines import python
+from helpers.engine_runs import recorded
 from torch import nn
 
 from dpexp import devices

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 import torch
-from command_lines import script
+from helpers.command_lines import script
+from helpers.user_error_cases import Model, Stop
 from torch import Tensor, nn
-from user_error_cases import Model, Stop
 
 from dpexp.record.journal import RECORD
 from dpexp.record.record import Record

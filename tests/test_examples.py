@@ -4,7 +4,7 @@ import re
 import runpy
 
 import pytest
-from command_lines import ROOT, python
+from helpers.command_lines import ROOT, python
 
 import dpexp
 

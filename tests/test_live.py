@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from command_lines import script
+from helpers.command_lines import script
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 

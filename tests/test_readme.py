@@ -5,8 +5,8 @@ from itertools import chain
 from pathlib import Path
 
 import pytest
-from command_lines import script
-from printed import blocks
+from helpers.command_lines import script
+from helpers.printed import blocks
 
 
 def test_every_script_that_readme_calls_works(dpexp_home: Path) -> None:

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import needs
 import pytest
-from command_lines import PATIENCE_S, ROOT, SCRIPT, script
+from helpers import needs
+from helpers.command_lines import PATIENCE_S, ROOT, SCRIPT, script
 
 import dpexp
 from dpexp.config.errors import ConfigError

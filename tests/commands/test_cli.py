@@ -8,7 +8,7 @@ from operator import attrgetter
 from pathlib import Path
 
 import pytest
-from command_lines import script
+from helpers.command_lines import script
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from command_lines import script
+from helpers.command_lines import script
 
 from dpexp.commands.grid import plan_of
 from dpexp.config.errors import ConfigError

@@ -6,13 +6,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from command_lines import ROOT, script
+from helpers.command_lines import ROOT, script
 
 CODE = """
 import sys
-sys.path[:0] = ["tests/helpers", "."]
+sys.path[:0] = ["tests", "."]
 import dpexp
-from command_lines import script
+from helpers.command_lines import script
 for name in sys.argv[1:]:
     assert "Usage" in script(name, "--help").stdout, name
 assert script("runs.py", "list").returncode == 0

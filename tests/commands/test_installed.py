@@ -8,7 +8,7 @@ import sysconfig
 from pathlib import Path
 
 import pytest
-from command_lines import ROOT
+from helpers.command_lines import ROOT
 
 from dpexp import __version__
 from dpexp.commands.main import app

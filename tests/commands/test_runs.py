@@ -4,10 +4,10 @@ import json
 import re
 from pathlib import Path
 
-import journals
 import pytest
-from command_lines import script
-from record_factory import whole
+from helpers import journals
+from helpers.command_lines import script
+from helpers.record_factory import whole
 
 from dpexp.record.journal import JOURNAL
 from dpexp.record.record import Record, finish

@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from in_terminal import in_terminal
+from helpers.in_terminal import in_terminal
 
 WIDTHS = (60, 80, 120, 200)
 INDENT = len("  look in MLflow  ")

@@ -11,7 +11,7 @@ from subprocess import CompletedProcess
 from typing import Any
 
 import pytest
-from command_lines import HELPERS, script
+from helpers.command_lines import HELPERS, script
 
 from dpexp.record.record import Record
 

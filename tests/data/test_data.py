@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-import named
 import torch
+from helpers import named
 from torch import Tensor
 
 from dpexp.data.batch import Batch

@@ -5,9 +5,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import named
 import pytest
 import torch
+from helpers import named
 from torch import nn
 from torch.nn import functional
 

@@ -8,11 +8,11 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-import named
 import numpy as np
 import pytest
 import torch
-from invariants import broken
+from helpers import named
+from helpers.invariants import broken
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_sequence, pad_packed_sequence
 from torch.utils.data import (

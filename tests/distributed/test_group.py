@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from launching import AGENT, start_forked, wait
+from helpers.launching import AGENT, start_forked, wait
 
 from dpexp.config.mesh import Mesh
 from dpexp.distributed.group import ProcessGroup

@@ -4,8 +4,8 @@ import time
 from pathlib import Path
 
 import pytest
-from launching import SCRIPT, Process, record, run, start_forked, until_step, wait, words
-from servers import free_port
+from helpers.launching import SCRIPT, Process, record, run, start_forked, until_step, wait, words
+from helpers.servers import free_port
 
 from dpexp.record.record import Record
 

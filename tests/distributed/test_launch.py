@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from launching import (
+from helpers.launching import (
     AGENT,
     PATIENCE_S,
     SCRIPT,
@@ -24,8 +24,8 @@ from launching import (
     wait,
     words,
 )
-from servers import free_port
-from tracking_processes import wait_until_gone
+from helpers.servers import free_port
+from helpers.tracking_processes import wait_until_gone
 
 from dpexp.distributed.launch import Job, launch
 from dpexp.record.record import Record

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from command_lines import HELPERS
+from helpers.command_lines import HELPERS
 from torch import Tensor, nn
 
 import dpexp

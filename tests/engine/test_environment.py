@@ -3,8 +3,8 @@
 import subprocess
 from pathlib import Path
 
-import needs
 import pytest
+from helpers import needs
 
 from dpexp.config.process import ROOT
 from dpexp.engine.facts import environment, git

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from command_lines import script
-from engine_runs import recorded
+from helpers.command_lines import script
+from helpers.engine_runs import recorded
 from torch import Tensor, nn
 
 from dpexp import tensors

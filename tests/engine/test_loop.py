@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from engine_runs import recorded
+from helpers.engine_runs import recorded
 
 from dpexp.config.run_config import RunConfig
 

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from in_terminal import in_terminal
+from helpers.in_terminal import in_terminal
 
 CODE = """
 import time

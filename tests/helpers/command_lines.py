@@ -35,6 +35,7 @@ SCRIPT = str(ROOT / "scripts" / "run.py")
 HELPERS = Path(__file__).parent
 SERVER = HELPERS / "forked_python.py"
 ENVIRONMENT = {
+    "PYTHONPATH": str(ROOT / "tests"),  # for tests that are the file of a user
     "COLUMNS": "400",
     "OMP_NUM_THREADS": "1",
     "TORCH_CPP_LOG_LEVEL": "ERROR",

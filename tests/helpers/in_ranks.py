@@ -20,10 +20,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "verification" / "cases"))
 
-from command_lines import ENVIRONMENT
-from engine_runs import along_mesh, recorded
 from torch import distributed
 
 from dpexp.config.process import home
@@ -33,6 +32,8 @@ from dpexp.data.rng import seed_globals
 from dpexp.distributed.group import ProcessGroup
 from dpexp.record.journal import new_run_id
 from dpexp.record.record import Record
+from helpers.command_lines import ENVIRONMENT
+from helpers.engine_runs import along_mesh, recorded
 
 
 def in_ranks(ranks: int, file: str, *cases: str) -> dict[str, list[Any]]:

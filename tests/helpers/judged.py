@@ -6,14 +6,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import plain_loop
-from command_lines import HELPERS
-from engine_runs import along_mesh, recorded
-from plain_loop import BATCH, BY_NUMBERS, OPTIMIZERS, STEPS, Training
-
 from dpexp.config.process import home
 from dpexp.config.run_config import RunConfig
 from dpexp.distributed.group import ProcessGroup
+from helpers import plain_loop
+from helpers.command_lines import HELPERS
+from helpers.engine_runs import along_mesh, recorded
+from helpers.plain_loop import BATCH, BY_NUMBERS, OPTIMIZERS, STEPS, Training
 
 FILE = Path(plain_loop.__file__)
 LAYOUT = f"{HELPERS}/layouts.py"

@@ -8,10 +8,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from command_lines import ENVIRONMENT, PATIENCE_S, ROOT, SCRIPT, Command, python, shared
-from command_lines import wait as wait_for_output
-
 from dpexp.record.record import Record
+from helpers.command_lines import ENVIRONMENT, PATIENCE_S, ROOT, SCRIPT, Command, python, shared
+from helpers.command_lines import wait as wait_for_output
 
 AGENT = ("-P", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
 """``python AGENT RANKS FILE WORDS`` starts ranks with torchrun."""

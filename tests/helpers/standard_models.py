@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
-from engine_runs import ended
 from torch import nn
-from torchvision_operators import define_missing
 
 from dpexp import devices
 from dpexp.config.run_config import RunConfig
@@ -24,6 +23,8 @@ from dpexp.distributed.group import ProcessGroup
 from dpexp.engine.prepare import prepare
 from dpexp.strategies.base import Strategy
 from dpexp.strategies.placed import GradientSync, Placed
+from helpers.engine_runs import ended
+from helpers.torchvision_operators import define_missing
 
 define_missing()
 

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from command_lines import PATIENCE_S
+
+from helpers.command_lines import PATIENCE_S
 
 DRIVER = Path(__file__).with_name("tracking_driver.py")
 TIMEOUT_S = PATIENCE_S

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from engine_runs import recorded
-from in_ranks import records
+from helpers.engine_runs import recorded
+from helpers.in_ranks import records
 
 from dpexp.config.run_config import RunConfig
 from dpexp.measurement.profile import STEPS

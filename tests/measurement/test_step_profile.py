@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from engine_runs import recorded
-from in_ranks import records
-from launching import run
+from helpers.engine_runs import recorded
+from helpers.in_ranks import records
+from helpers.launching import run
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 import torch
-from in_ranks import records
-from launching import run
-from mlflow_reader import expected_metrics
+from helpers.in_ranks import records
+from helpers.launching import run
+from helpers.mlflow_reader import expected_metrics
 from torch import nn
 
 import dpexp

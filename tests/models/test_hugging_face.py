@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
-from command_lines import script
-from printed import ROOT, blocks, write_examples
+from helpers.command_lines import script
+from helpers.printed import ROOT, blocks, write_examples
 
 PAGE = "docs/models-and-data.md"
 

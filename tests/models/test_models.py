@@ -5,10 +5,10 @@ import subprocess
 import sys
 from typing import Any
 
-import named
 import pytest
 import torch
-from command_lines import ROOT
+from helpers import named
+from helpers.command_lines import ROOT
 from torch import nn
 
 from dpexp.config.factories import find

@@ -5,8 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from command_lines import script
-from printed import ROOT, blocks
+from helpers.command_lines import script
+from helpers.printed import ROOT, blocks
 
 from dpexp.config.run_config import RunConfig
 from dpexp.engine.prepare import prepare

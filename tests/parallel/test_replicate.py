@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from command_lines import python
+from helpers.command_lines import ROOT, python
 from torch import nn
 
 from dpexp.devices import virtual
@@ -156,7 +156,11 @@ def test_replicas_reflect_a_step_of_the_optimizer_and_a_new_layer() -> None:
 
 def test_replicas_leave_no_reference_cycles_and_die_with_their_call() -> None:
     """In a process of its own: what other threads of this one drop at that moment is none of theirs."""
-    done = python("-c", "import test_replicate; print(test_replicate.left_by_replicas())", PYTHONPATH=HERE)
+    done = python(
+        "-c",
+        "import test_replicate; print(test_replicate.left_by_replicas())",
+        PYTHONPATH=f"{HERE}:{ROOT}/tests",
+    )
     assert done.stdout == "(True, 0)\n", done.stderr
 
 

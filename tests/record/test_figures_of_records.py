@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from record_factory import hybrid, whole
+from helpers.record_factory import hybrid, whole
 
 from dpexp.record.figures import FIGURES, At, figures, largest
 from dpexp.record.journal import Journal

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import pytest
-from command_lines import ROOT
-from engine_runs import recorded
-from invariants import broken
+from helpers.command_lines import ROOT
+from helpers.engine_runs import recorded
+from helpers.invariants import broken
 
 from dpexp.config.run_config import RunConfig
 from dpexp.record.record import Record

@@ -10,9 +10,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import journals
 import pytest
-from command_lines import ROOT
+from helpers import journals
+from helpers.command_lines import ROOT
 
 from dpexp.record.files import JournalError, check_writable
 from dpexp.record.journal import JOURNAL, RECORD, Journal, JournalReader, is_open
@@ -25,7 +25,7 @@ from dpexp.report import listing, summary
 def in_process(code: str, *arguments: object, before: tuple[str, ...] = ()) -> subprocess.Popen[str]:
     """A Python process that runs the code with ``sys.argv[1:]``, with pipes for stdin and stdout."""
     command = [*before, sys.executable, "-c", code, *map(str, arguments)]
-    environment = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests/helpers'}"}
+    environment = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"}
     return subprocess.Popen(
         command,
         env=environment,
@@ -108,7 +108,7 @@ def test_a_home_that_cannot_be_used_is_named_and_a_check_leaves_nothing(tmp_path
 
 def test_a_journal_is_open_until_its_writer_dies_whatever_it_has_forked(runs: Path) -> None:
     code = (
-        "import os, sys, journals; from pathlib import Path\n"
+        "import os, sys; from helpers import journals; from pathlib import Path\n"
         "j = journals.begin(Path(sys.argv[1]), 'held'); journals.step(j, 0, 40)\n"
         "started = os.pipe()\n"
         "if not (child := os.fork()):\n"

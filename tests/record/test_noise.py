@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from record_factory import PHASES, whole
+from helpers.record_factory import PHASES, whole
 
 from dpexp import report
 from dpexp.record.figures import summarize

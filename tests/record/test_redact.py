@@ -6,8 +6,8 @@ from pathlib import Path
 from unittest import mock
 from urllib.parse import quote
 
-import journals
 import pytest
+from helpers import journals
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-import journals
 import pytest
+from helpers import journals
 
 from dpexp.record.files import PROFILE_TRACE, JournalError
 from dpexp.record.journal import JOURNAL, RECORD

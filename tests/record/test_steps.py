@@ -1,7 +1,7 @@
 """Step times and phases: quartiles against those computed by hand, and which steps count."""
 
 import pytest
-from record_factory import time_phases, whole
+from helpers.record_factory import time_phases, whole
 
 from dpexp.record.figures import summarize
 from dpexp.record.steps import quartiles, spread

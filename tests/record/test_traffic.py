@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from command_lines import HELPERS
-from in_ranks import in_ranks
-from record_factory import whole
+from helpers.command_lines import HELPERS
+from helpers.in_ranks import in_ranks
+from helpers.record_factory import whole
 from torch import distributed, nn
 
 from dpexp.config.run_config import RunConfig

@@ -8,8 +8,8 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from command_lines import script
-from record_factory import hybrid, whole
+from helpers.command_lines import script
+from helpers.record_factory import hybrid, whole
 
 from dpexp.record.figures import At, figures
 from dpexp.record.journal import Journal

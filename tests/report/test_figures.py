@@ -4,11 +4,11 @@ import itertools
 from pathlib import Path
 
 import pytest
+from helpers.record_factory import PHASES, hybrid, whole
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.text import Text
-from record_factory import PHASES, hybrid, whole
 
 from dpexp import report
 from dpexp.record.record import Record

@@ -6,8 +6,8 @@ import random
 from typing import Any
 
 import pytest
-from command_lines import ROOT
-from record_factory import PHASES, hybrid, shape_row, timeline_row, whole
+from helpers.command_lines import ROOT
+from helpers.record_factory import PHASES, hybrid, shape_row, timeline_row, whole
 
 from dpexp.record.figures import summarize
 from dpexp.record.record import Record

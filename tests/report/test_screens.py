@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from record_factory import PHASES, hybrid, whole
+from helpers.record_factory import PHASES, hybrid, whole
 
 from dpexp import report
 from dpexp.record.record import Record
@@ -80,7 +80,7 @@ def test_no_line_is_wider_than_the_terminal_and_no_name_is_broken(width: int) ->
 
 def test_texts_need_no_matplotlib_and_figures_neither_torch_nor_mlflow() -> None:
     code = (
-        "import sys, tempfile; from pathlib import Path; from record_factory import whole\n"
+        "import sys, tempfile; from pathlib import Path; from helpers.record_factory import whole\n"
         "from dpexp import report\n"
         "r = whole(2); report.summary(r); report.note(r)\n"
         "assert 'matplotlib' not in sys.modules\n"

@@ -4,7 +4,7 @@ import json
 import re
 
 import pytest
-from record_factory import PHASES, hybrid, whole
+from helpers.record_factory import PHASES, hybrid, whole
 
 from dpexp import report
 from dpexp.record.figures import summarize

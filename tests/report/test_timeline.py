@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
+from helpers.record_factory import PHASES, hybrid, timeline_row, whole
 from playwright.sync_api import Browser
-from record_factory import PHASES, hybrid, timeline_row, whole
 
 from dpexp import report
 from dpexp.record.record import Record

@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command_lines import HELPERS, ROOT
-from engine_runs import recorded
-from in_ranks import records
-from launching import run
-from printed import write_examples
+from helpers.command_lines import HELPERS, ROOT
+from helpers.engine_runs import recorded
+from helpers.in_ranks import records
+from helpers.launching import run
+from helpers.printed import write_examples
 from torch import nn
 
 from dpexp.config.errors import ConfigError

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from engine_runs import recorded
-from in_ranks import records
-from launching import left_behind, record, run, torchrun
+from helpers.engine_runs import recorded
+from helpers.in_ranks import records
+from helpers.launching import left_behind, record, run, torchrun
 
 from dpexp.config.errors import ConfigError
 from dpexp.config.run_config import RunConfig

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from in_ranks import in_ranks, records
+from helpers.in_ranks import in_ranks, records
 from torch import nn
 
 from dpexp import report

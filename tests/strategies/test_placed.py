@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from engine_runs import recorded
+from helpers.engine_runs import recorded
 from torch import nn
 
 import dpexp

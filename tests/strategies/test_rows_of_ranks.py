@@ -5,7 +5,7 @@ from itertools import islice
 from typing import Any
 
 import torch
-from in_ranks import in_ranks
+from helpers.in_ranks import in_ranks
 from torch import nn
 
 from dpexp.config.errors import ConfigError
@@ -56,7 +56,7 @@ def timed(group: ProcessGroup, strategy: str) -> float:
 def refused(group: ProcessGroup, layout: str) -> str:
     """Why SyncBatchNorm, in the model or made by a layout, is refused on the host before a run begins."""
     model, function = (
-        ("odd_models:Synchronized", "") if layout == "ddp" else ("blocks", f"{__file__}:converted")
+        ("helpers.odd_models:Synchronized", "") if layout == "ddp" else ("blocks", f"{__file__}:converted")
     )
     options = {"layout": function, "mesh": "dp=2"} if function else {}
     try:

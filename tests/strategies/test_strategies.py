@@ -2,9 +2,9 @@
 
 from typing import Any
 
-import named
 import pytest
 import torch
+from helpers import named
 from torch import nn
 
 from dpexp import devices

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from printed import write_examples
+from helpers.printed import write_examples
 
 import dpexp
 

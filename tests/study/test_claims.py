@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from record_factory import whole
+from helpers.record_factory import whole
 
 from dpexp.config.errors import ConfigError
 from dpexp.config.run_config import RunConfig

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-import swept
-from command_lines import PATIENCE_S, script, shared, wait
+from helpers import swept
+from helpers.command_lines import PATIENCE_S, script, shared, wait
 
 from dpexp.record.journal import JOURNAL, RECORD
 from dpexp.record.record import Record

@@ -4,8 +4,8 @@ import re
 from pathlib import Path
 
 import pytest
-from command_lines import ROOT, script
-from record_factory import whole
+from helpers.command_lines import ROOT, script
+from helpers.record_factory import whole
 
 from dpexp.config.errors import ConfigError
 from dpexp.study.experiment import load_experiment

@@ -4,8 +4,8 @@ import dataclasses
 from pathlib import Path
 
 import pytest
+from helpers.record_factory import whole
 from matplotlib.text import Text
-from record_factory import whole
 
 from dpexp.record.record import Record
 from dpexp.record.view import RecordView

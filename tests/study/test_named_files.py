@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import journals
 import pytest
-from command_lines import ROOT, python
+from helpers import journals
+from helpers.command_lines import ROOT, python
 
 import dpexp
 from dpexp.config.errors import ConfigError

@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from command_lines import ROOT, python, script
+from helpers.command_lines import ROOT, python, script
 
 from dpexp.study.experiment import load_experiment
 from dpexp.study.records import read_runs

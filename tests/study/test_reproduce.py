@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command_lines import script
-from record_factory import whole
+from helpers.command_lines import script
+from helpers.record_factory import whole
 
 import dpexp
 from dpexp.config.errors import ConfigError

@@ -5,9 +5,9 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-import swept
-from command_lines import script
-from record_factory import whole
+from helpers import swept
+from helpers.command_lines import script
+from helpers.record_factory import whole
 
 from dpexp.config.errors import ConfigError
 from dpexp.config.run_config import RunConfig

@@ -11,13 +11,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import journals
 import psutil
 import pytest
-from command_lines import HELPERS, ROOT, script
+from helpers import journals
+from helpers.command_lines import HELPERS, ROOT, script
+from helpers.servers import free_port
+from helpers.tracking_processes import TIMEOUT_S, wait_until_gone
 from playwright.sync_api import Browser, Page, expect
-from servers import free_port
-from tracking_processes import TIMEOUT_S, wait_until_gone
 
 from dpexp.record.record import finish
 

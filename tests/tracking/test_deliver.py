@@ -9,12 +9,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import journals
 import pytest
-import record_factory
-from command_lines import ROOT
-from mlflow.tracking import MlflowClient
-from mlflow_reader import (
+from helpers import journals, record_factory
+from helpers.command_lines import ROOT
+from helpers.mlflow_reader import (
     Death,
     artifact_folder,
     dying,
@@ -24,6 +22,7 @@ from mlflow_reader import (
     only_run,
     steps_of,
 )
+from mlflow.tracking import MlflowClient
 
 from dpexp import report
 from dpexp.config.run_config import RunConfig

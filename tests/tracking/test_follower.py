@@ -7,11 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-import journals
 import pytest
-from command_lines import script
-from mlflow_reader import artifact_folder, everything, losses, only_run
-from tracking_processes import drive, wait_until
+from helpers import journals
+from helpers.command_lines import script
+from helpers.mlflow_reader import artifact_folder, everything, losses, only_run
+from helpers.tracking_processes import drive, wait_until
 
 from dpexp.record.journal import JOURNAL, RECORD
 from dpexp.record.record import WITHOUT_END, Record, fold

@@ -8,12 +8,12 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import journals
 import pytest
-from command_lines import script
-from mlflow_reader import everything, only_run, steps_of
-from servers import Proxy, mlflow_server
-from tracking_processes import DRIVER, TIMEOUT_S, drive, wait_until
+from helpers import journals
+from helpers.command_lines import script
+from helpers.mlflow_reader import everything, only_run, steps_of
+from helpers.servers import Proxy, mlflow_server
+from helpers.tracking_processes import DRIVER, TIMEOUT_S, drive, wait_until
 
 from dpexp.record.journal import JOURNAL
 from dpexp.record.record import Record

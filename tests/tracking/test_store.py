@@ -4,12 +4,11 @@ import os
 import sqlite3
 from pathlib import Path
 
-import journals
-import needs
 import pytest
-from command_lines import script
-from mlflow_reader import everything
-from tracking_processes import drive
+from helpers import journals, needs
+from helpers.command_lines import script
+from helpers.mlflow_reader import everything
+from helpers.tracking_processes import drive
 
 from dpexp.record.record import Record
 from dpexp.tracking import store

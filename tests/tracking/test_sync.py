@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-import journals
 import pytest
-from command_lines import script
+from helpers import journals
+from helpers.command_lines import script
+from helpers.mlflow_reader import everything, mlflow_runs, only_run, steps_of
 from mlflow.tracking import MlflowClient
-from mlflow_reader import everything, mlflow_runs, only_run, steps_of
 
 from dpexp.record.record import finish
 from dpexp.tracking import ledger

@@ -3,8 +3,8 @@
 import os
 from pathlib import Path
 
-from command_lines import script
-from servers import free_port
+from helpers.command_lines import script
+from helpers.servers import free_port
 
 
 def test_a_store_or_server_that_cannot_be_used_is_reported_in_one_line(dpexp_home: Path) -> None:

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import torch
-from command_lines import PATIENCE_S, ROOT
+from helpers.command_lines import PATIENCE_S, ROOT
 from torch import nn
 
 from dpexp.training.eager_optimizers import eager

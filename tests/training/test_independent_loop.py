@@ -6,12 +6,12 @@ its accumulation, its clipping or its optimizers. The losses are equal in float6
 
 from pathlib import Path
 
-import judged
 import pytest
 import torch
-from in_ranks import in_ranks
-from judged import PROCESS, RANKS, Case
-from plain_loop import Loop
+from helpers import judged
+from helpers.in_ranks import in_ranks
+from helpers.judged import PROCESS, RANKS, Case
+from helpers.plain_loop import Loop
 
 import dpexp
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.planted import Net, Planted, on_host, proof_result, random_batches
 from nets import Words
-from planted import Net, Planted, on_host, proof_result, random_batches
 from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 from catalogue import FAMILIES, Layout, layouts
-from in_ranks import in_ranks
+from helpers.in_ranks import in_ranks
 
 from dpexp.config.errors import VerificationError
 from dpexp.distributed.group import ProcessGroup

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 import torch
-from engine_runs import recorded
-from in_ranks import records
+from helpers.engine_runs import recorded
+from helpers.in_ranks import records
 from torch import nn
 from torch.nn import functional
 

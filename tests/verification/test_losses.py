@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 import torch
-from in_ranks import records
-from losses_inside import Shifted, Tagger
+from helpers.in_ranks import records
+from helpers.losses_inside import Shifted, Tagger
 from torch import nn
 from torch.nn import functional
 
@@ -34,7 +34,12 @@ CASES = {
 @pytest.mark.parametrize("strategy", LAYOUTS)
 @pytest.mark.parametrize("model", CASES)
 def test_a_loss_inside_the_model_is_exact(model: str, strategy: str) -> None:
-    values = {"strategy": strategy, "model": f"losses_inside:{model}", "reduction": CASES[model], **DATA}
+    values = {
+        "strategy": strategy,
+        "model": f"helpers.losses_inside:{model}",
+        "reduction": CASES[model],
+        **DATA,
+    }
     result = verify(prepare(RunConfig.from_dict(values | LAYOUTS[strategy])))
     assert (result.passed, result.cause) == (True, "")
     assert result.worst["loss"].error < 1e-14
@@ -43,7 +48,7 @@ def test_a_loss_inside_the_model_is_exact(model: str, strategy: str) -> None:
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 @pytest.mark.parametrize("model", ["Tagger", "Tagger:reduction=sum", "Shifted"])
 def test_a_loss_of_ranks_is_weighted_by_what_it_averages_over(strategy: str, model: str) -> None:
-    values = {"strategy": strategy, "model": f"losses_inside:{model}", "reduction": CASES[model]}
+    values = {"strategy": strategy, "model": f"helpers.losses_inside:{model}", "reduction": CASES[model]}
     (found,) = records(
         2, values | {"batch_size": 9, "data": "random:samples=32", "steps": 1, "phase_steps": 0}
     )
@@ -52,7 +57,7 @@ def test_a_loss_of_ranks_is_weighted_by_what_it_averages_over(strategy: str, mod
 
 
 def test_a_scalar_of_shards_that_is_not_the_loss_is_named() -> None:
-    prepared = prepare(RunConfig("whole", model="losses_inside:Shifted", **DATA))
+    prepared = prepare(RunConfig("whole", model="helpers.losses_inside:Shifted", **DATA))
     assert "outputs['spread'] is a scalar, and those of shards" in "; ".join(verify(prepared).notes)
 
 
@@ -60,7 +65,7 @@ def test_a_scalar_of_shards_that_is_not_the_loss_is_named() -> None:
     ("model", "reduction"), [("Tagger", ""), ("Tagger", "sum"), ("Tagger:reduction=sum", "tokens")]
 )
 def test_a_loss_that_is_declared_wrongly_is_refused_with_what_to_do(model: str, reduction: str) -> None:
-    config = RunConfig("whole", model=f"losses_inside:{model}", reduction=reduction, **DATA)
+    config = RunConfig("whole", model=f"helpers.losses_inside:{model}", reduction=reduction, **DATA)
     result = verify(prepare(config))
     assert result.passed is False
     assert "--reduction" in result.cause

@@ -5,11 +5,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-import layouts
-import planted
 import pytest
 import torch
-from planted import Planted, on_host, random_batches, wrapped
+from helpers import layouts, planted
+from helpers.planted import Planted, on_host, random_batches, wrapped
 from torch import nn
 
 import dpexp

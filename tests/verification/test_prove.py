@@ -4,11 +4,11 @@ import pickle
 from pathlib import Path
 from typing import Any
 
-import layouts
 import pytest
 import torch
-from launching import AGENT, start_forked, wait
-from printed import write_examples
+from helpers import layouts
+from helpers.launching import AGENT, start_forked, wait
+from helpers.printed import write_examples
 from torch import nn
 
 import dpexp

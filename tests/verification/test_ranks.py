@@ -6,9 +6,9 @@ from warnings import catch_warnings
 
 import pytest
 import torch
-from command_lines import HELPERS
-from engine_runs import along_mesh, ended
-from in_ranks import in_ranks
+from helpers.command_lines import HELPERS
+from helpers.engine_runs import along_mesh, ended
+from helpers.in_ranks import in_ranks
 from torch import distributed, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 from catalogue import KINDS, RIGHT, Run, runs
-from engine_runs import along_mesh, ended
-from in_ranks import in_ranks
+from helpers.engine_runs import along_mesh, ended
+from helpers.in_ranks import in_ranks
 from torch.nn import functional
 
 from dpexp.config.run_config import RunConfig

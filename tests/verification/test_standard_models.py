@@ -7,10 +7,10 @@ from itertools import product
 from typing import Any
 
 import pytest
-import standard_models
-from command_lines import python
-from in_ranks import in_ranks
-from standard_models import LANGUAGE, LAYOUTS, OF_RANKS, VISION
+from helpers import standard_models
+from helpers.command_lines import python
+from helpers.in_ranks import in_ranks
+from helpers.standard_models import LANGUAGE, LAYOUTS, OF_RANKS, VISION
 
 ONE_VALUE = (
     "ConfigError: a batch norm got one value for each channel of a batch of 5 rows, split over 3 devices"

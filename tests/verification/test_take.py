@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from engine_runs import ended
-from planted import Net, on_host, proof_result, random_batches
+from helpers.engine_runs import ended
+from helpers.planted import Net, on_host, proof_result, random_batches
 from torch import nn
 from torch.nn import functional
 from torch.optim.lr_scheduler import LambdaLR
@@ -184,7 +184,12 @@ def test_what_an_optimizer_makes_in_its_first_step_is_compared_from_that_step_on
     warmup: int, gaps: list[str]
 ) -> None:
     """Also where rounding is measured, by new optimizers that have taken no step."""
-    options = {"model": "odd_models:Scan", "optimizer": f"{__file__}:Flat", "warmup": warmup, "steps": 4}
+    options = {
+        "model": "helpers.odd_models:Scan",
+        "optimizer": f"{__file__}:Flat",
+        "warmup": warmup,
+        "steps": 4,
+    }
     found = ended(prepare(RunConfig("whole", virtual=2, **options)))
     assert (found["error"], found["verification"]["passed"]) == ("", True)
     assert found["verification"]["gaps"] == gaps

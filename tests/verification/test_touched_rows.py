@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from planted import on_host
+from helpers.planted import on_host
 from torch import nn
 
 from dpexp.config.run_config import RunConfig

@@ -10,7 +10,7 @@ from typing import Any
 import accelerate
 import pytest
 import torch
-from in_ranks import in_ranks
+from helpers.in_ranks import in_ranks
 from loops import Claims, Ended, count, rank, seeded, watch
 from torch import nn
 

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import pytest
-from command_lines import ROOT, python
-from launching import AGENT
-from printed import write_examples
+from helpers.command_lines import ROOT, python
+from helpers.launching import AGENT
+from helpers.printed import write_examples
 
 EXAMPLE = ROOT / "examples" / "watched_loop.py"
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from in_ranks import in_ranks
+from helpers.in_ranks import in_ranks
 from loops import (
     MLP,
     Claims,

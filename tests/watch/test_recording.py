@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from command_lines import ROOT, python, script
-from launching import AGENT
-from mlflow_reader import everything, expected_metrics, history, mlflow_runs, only_run
+from helpers.command_lines import ROOT, python, script
+from helpers.launching import AGENT
+from helpers.mlflow_reader import everything, expected_metrics, history, mlflow_runs, only_run
+from helpers.tracking_processes import wait_until
 from torch import nn
-from tracking_processes import wait_until
 
 import dpexp
 from dpexp.config.errors import ConfigError, Terminated

@@ -9,7 +9,7 @@ from typing import Any
 import numpy
 import pytest
 import torch
-from in_ranks import in_ranks
+from helpers.in_ranks import in_ranks
 from loops import mse, numbers, rank, seeded, sgd, train, watch
 from torch import nn
 from torch.distributed.fsdp import fully_shard

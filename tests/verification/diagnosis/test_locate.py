@@ -5,10 +5,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import planted
 import pytest
 import torch
-from planted import Caching, Planted, mean_of_means, scaled, weighted, wrapped
+from helpers import planted
+from helpers.planted import Caching, Planted, mean_of_means, scaled, weighted, wrapped
 from torch import nn
 
 import dpexp
