@@ -77,7 +77,10 @@ def parallel_apply(
             except BaseException as error:  # of any kind: it is raised again in the caller's thread
                 errors[replica] = error
 
-    with share_of_threads(device_of):
+    # forwards compute at once and share the threads; loss and backward have all, since autograd computes the
+    # replicas of the CPU one after the other
+    on_cpu = sum(device.type == "cpu" for device in device_of)
+    with intra_op_threads(max(1, torch.get_num_threads() // max(1, on_cpu))):
         if count < 2 or _in_order(modules[0], device_of):
             for replica in range(count):
                 forward(replica)
@@ -183,14 +186,6 @@ def _save_in(saved: list[list[Any]]) -> AbstractContextManager[object]:
         return saved[-1]
 
     return saved_tensors_hooks(save, lambda entry: entry[0](entry[1]))
-
-
-@contextmanager
-def share_of_threads(devices: Sequence[torch.device]) -> Iterator[None]:
-    """Inside, this thread has the intra-op threads of one replica on the CPU."""
-    on_cpu = sum(device.type == "cpu" for device in devices)
-    with intra_op_threads(max(1, torch.get_num_threads() // max(1, on_cpu))):
-        yield
 
 
 @contextmanager

@@ -98,20 +98,19 @@ class Placed:
             with autocast, phase(self.forward_phase) if self.forward_phase else _NO_CONTEXT:
                 outputs = self._forward(inputs, batch)
             observer.forward_ended(outputs)
-            with self.gradient_sync.computing(batch):
-                with phase("loss", device):
-                    targets = self._moved(batch.targets, device)
-                    with autocast:
-                        value = loss(outputs, targets)
-                observer.loss_ended(value)
-                if update is None:
-                    return value
-                if value.requires_grad:
-                    with phase("backward", device):
-                        self.gradient_sync.backward(value, batch)
-                observer.backward_ended()
-                with phase("optimizer", device):
-                    update()
+            with phase("loss", device):
+                targets = self._moved(batch.targets, device)
+                with autocast:
+                    value = loss(outputs, targets)
+            observer.loss_ended(value)
+            if update is None:
+                return value
+            if value.requires_grad:
+                with phase("backward", device):
+                    self.gradient_sync.backward(value, batch)
+            observer.backward_ended()
+            with phase("optimizer", device):
+                update()
         return value.detach()
 
     def _forward(self, inputs: tuple[Any, ...], batch: Batch) -> Any:
@@ -170,10 +169,6 @@ class GradientSync:
 
     def __init__(self, dp_size: int = 0) -> None:
         self.dp_size = dp_size
-
-    def computing(self, batch: Batch) -> AbstractContextManager[object]:
-        """The context of everything of a step after its forward: loss, backward and optimizer."""
-        return _NO_CONTEXT
 
     def weighted(self, loss: torch.Tensor, batch: Batch) -> torch.Tensor:
         """The loss whose gradients the ranks average."""

@@ -10,11 +10,11 @@ device. ``functional``: ``data_parallel(module, inputs, devices)`` of PyTorch's 
 
 PyTorch's own classes compute on accelerators, dpexp.parallel's elsewhere. Both call ``self.scatter``,
 ``self.replicate``, ``self.parallel_apply`` and ``self.gather`` in their ``forward``, so that a subclass can
-time the four and change nothing else.
+time the four and change nothing else. Autograd then adds up the gradients of the replicas.
 """
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,36 +27,13 @@ from dpexp.config.strategy_options import BlockOptions, DataParallelOptions
 from dpexp.config.words import available, plural
 from dpexp.data.batch import Batch
 from dpexp.devices import HOST, accelerators, is_autocast_enabled, is_virtual, label, place, running_on
-from dpexp.parallel.parallel_apply import share_of_threads
 from dpexp.parallel.replicate import explained_stops
 from dpexp.parallel.scatter_gather import check_batch_sizes, is_container
 from dpexp.strategies.base import Devices, Needs, Strategy
 from dpexp.strategies.modules import Wrapper, matching
-from dpexp.strategies.placed import GradientSync, Placed
+from dpexp.strategies.placed import Placed
 from dpexp.tensors import leaves, walk
 from dpexp.timing import Timer
-
-SMALL_WORK = 1 << 24
-"""Multiplications of a replica's forward, of every input number with every parameter at most."""
-
-
-class ReplicaSync(GradientSync):
-    """Autograd adds up the gradients. After small replicas on the CPU a step has the threads of one.
-
-    Intra-op threads wait for each other in every operator. For a while after it they keep a core busy that
-    the next forward's replicas need. Sizes decide and not times, because their number can change bits.
-    """
-
-    def __init__(self, module: nn.Module, devices: Devices) -> None:
-        super().__init__()
-        self._devices = tuple(devices)
-        self._parameters = sum(parameter.numel() for parameter in module.parameters())
-        self._is_on_cpu = len(devices) > 1 and all(device.type == "cpu" for device in devices)
-
-    def computing(self, batch: Batch) -> AbstractContextManager[object]:
-        numbers = sum(tensor.numel() for tensor in walk(batch.inputs))
-        is_small = numbers * self._parameters < SMALL_WORK * len(self._devices)
-        return share_of_threads(self._devices) if self._is_on_cpu and is_small else nullcontext()
 
 
 class Replicating(Strategy):
@@ -232,8 +209,7 @@ class Whole(Replicating):
     def place(self, model: nn.Module, devices: Devices, timer: Timer) -> Placed:
         first, output = devices[0] if devices else HOST, output_device(self.options, devices)
         module = self.wrapped(place(model, first), devices, timer, output)
-        used, sync = tuple(devices) or (HOST,), ReplicaSync(model, devices)
-        return Placed(module, first, output, used, sync, timer=timer, forward_phase="")
+        return Placed(module, first, output, tuple(devices) or (HOST,), timer=timer, forward_phase="")
 
     def wrapped(self, model: nn.Module, devices: Devices, timer: Timer, output: torch.device) -> Wrapper:
         """The model, which is on the first device, and computes on all."""
@@ -272,8 +248,7 @@ class Block(Replicating):
         for name in matching(model, self.options.block, "--block"):
             block = data_parallel_module(model.get_submodule(name), devices, self.backend, timer)
             model.set_submodule(name, block)
-        sync = ReplicaSync(model, devices)
-        return Placed(model, first, first, tuple(devices) or (HOST,), sync, timer=timer)
+        return Placed(model, first, first, tuple(devices) or (HOST,), timer=timer)
 
 
 class DataParallelCall(Wrapper):
