@@ -42,7 +42,7 @@ class Schedule:
     profile: bool
 
 
-@dataclass
+@dataclass(frozen=True)
 class Prepared:
     """A run that can start: layout, devices, model (on the host), data, optimizer and schedule.
 
@@ -66,7 +66,6 @@ class Prepared:
     evaluation: Evaluation
     factories: Mapping[str, Factory]
     run_name: str
-    threads_before: int
     note: str = ""
 
     @property
@@ -174,8 +173,3 @@ class Prepared:
         return Trainer(
             placed, self.data.objective.loss, self.optimizer, self.autocast, self.group, must_train=True
         )
-
-    def release(self) -> None:
-        """End the use of the model, and restore the process's number of torch threads for its next run."""
-        del self.model  # sharded, it holds the process group
-        torch.set_num_threads(self.threads_before)

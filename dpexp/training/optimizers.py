@@ -20,27 +20,13 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from dpexp.config.errors import ConfigError, describe
-from dpexp.config.factories import Aliases, Factory
+from dpexp.config.factories import Factory
 from dpexp.config.words import listed
 from dpexp.strategies.modules import EmbeddingTable, named_parameters
 from dpexp.strategies.placed import Placed, Shards
 from dpexp.training.attributes import attributes, is_equal, write_attributes
 from dpexp.training.eager_optimizers import eager
-
-OPTIMIZERS: Aliases = {
-    "sgd": "torch.optim:SGD",
-    "momentum": "torch.optim:SGD:momentum=0.9",
-    "adam": "torch.optim:Adam",
-    "adamw": "torch.optim:AdamW",
-    "adamax": "torch.optim:Adamax",
-    "nadam": "torch.optim:NAdam",
-    "radam": "torch.optim:RAdam",
-    "adagrad": "torch.optim:Adagrad",
-    "adadelta": "torch.optim:Adadelta",
-    "rmsprop": "torch.optim:RMSprop",
-}
-FOR_SPARSE = {"sgd": "torch.optim:SGD", "adam": "torch.optim:SparseAdam", "adagrad": "torch.optim:Adagrad"}
-"""What trains tables with sparse gradients; the other optimizers change rows that a batch does not use."""
+from dpexp.training.registry import FOR_SPARSE
 
 
 class Optimizers:
