@@ -43,18 +43,14 @@ def prepare(
 ) -> Prepared:
     """Build and check everything that a run needs. Writes nothing. Raises ConfigError.
 
-    ``objects`` are those that a program gave, by option. ``one_batch`` also runs the first batch through the
-    model on the host, to check that the two fit. ``planned`` admits accelerators that this machine does not
-    have. It draws random numbers, and a run computes inside of ``run_globals``.
+    ``objects`` are those that a program gave, by option. ``one_batch`` also tries a batch on the host.
+    ``planned`` admits accelerators that are not here. It seeds random numbers: see ``run_globals``.
     """
     request = DeviceRequest(config.devices, config.virtual, config.options, planned)
     selection, named = request.of_rank(World.of()), factories(config, objects)
     choice = OptimizerChoice(named["optimizer"], config.lr, config.clip_norm, config.accumulate)
-    seed_globals(config.seed)
-    source = data.source(named["data"], named.get("loss"), config.reduction)
-    seed_globals(config.seed)  # the weights do not depend on how much the data drew
     strategy = _strategy(config, group or ProcessGroup())
-    model = models.build(named["model"], source.features)
+    source, model = _source_and_model(config, named)
     cache_note = turn_off_cache(model)
     dataset = _dataset(config, source, model, named.get("validation"))
     batch_size = _batch_size(config, dataset)
@@ -76,9 +72,8 @@ def prepare(
     )
     _check(prepared)
     tensors.cast_module(model, prepared.dtype)
-    if not one_batch:
-        return prepared
-    try_one_batch(prepared)
+    if one_batch:
+        try_one_batch(prepared)
     notes = source.note, dataset.objective.note, _unused_size(config.batch_size, batch_size), cache_note
     return replace(prepared, note="; ".join(filter(None, notes)))
 
@@ -94,6 +89,14 @@ def _strategy(config: RunConfig, group: ProcessGroup) -> Strategy:
             f"compiled; {able} compile once"
         )
     return strategy
+
+
+def _source_and_model(config: RunConfig, named: Mapping[str, Factory]) -> tuple[Source, nn.Module]:
+    """Both begin with the seed: the weights do not depend on how much the data drew."""
+    seed_globals(config.seed)
+    source = data.source(named["data"], named.get("loss"), config.reduction)
+    seed_globals(config.seed)
+    return source, models.build(named["model"], source.features)
 
 
 def _batch_size(config: RunConfig, dataset: Dataset) -> int:

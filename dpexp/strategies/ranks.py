@@ -1,5 +1,7 @@
 """``ddp`` and ``fsdp``: one process (rank) per device, each with its own rows of every batch.
 
+``naive.py`` has the step of ``ddp`` written out; read it first.
+
 ``ddp``: DistributedDataParallel. Each rank has the whole model, and only gradients travel, in buckets, while
 backward still computes those of earlier layers.
 
