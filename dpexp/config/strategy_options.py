@@ -91,20 +91,6 @@ class LaunchOptions(RankOptions):
 
 
 @dataclass(frozen=True)
-class DataParallelOptions(StrategyOptions):
-    """Options of a strategy that gathers the outputs of its replicas."""
-
-    emulated = 2  # one device has no replicas
-    output_device: str = option(
-        "", "Device that gathers the outputs and computes the loss. Default: the first.", metavar="DEVICE"
-    )
-
-    def with_devices(self, names: Mapping[str, str]) -> StrategyOptions:
-        name = self.output_device.strip()
-        return replace(self, output_device=names.get(name, name))
-
-
-@dataclass(frozen=True)
 class SingleOptions(StrategyOptions):
     """The model on one device: the reference."""
 
@@ -115,11 +101,12 @@ class SingleOptions(StrategyOptions):
 
 
 @dataclass(frozen=True)
-class WholeOptions(DataParallelOptions):
+class WholeOptions(StrategyOptions):
     """The whole model in DataParallel."""
 
     strategy = "whole"
     made_by = "dpexp.strategies.replicas:Whole"
+    emulated = 2  # one device has no replicas
     examples = ("--virtual 3", "--devices cuda:0,cuda:1 --data digits --batch-size 256")
 
 
@@ -138,11 +125,12 @@ class BlockOptions(StrategyOptions):
 
 
 @dataclass(frozen=True)
-class FunctionalOptions(DataParallelOptions):
+class FunctionalOptions(StrategyOptions):
     """data_parallel(module, inputs, devices), composed of the four primitives."""
 
     strategy = "functional"
     made_by = "dpexp.strategies.replicas:Functional"
+    emulated = 2
     examples = ("--virtual 3", "--virtual 2 --model mlp --data digits")
     copies_to_all = True
 

@@ -72,10 +72,9 @@ def prepare(
     )
     _check(prepared)
     tensors.cast_module(model, prepared.dtype)
-    if one_batch:
-        try_one_batch(prepared)
-    notes = source.note, dataset.objective.note, _unused_size(config.batch_size, batch_size), cache_note
-    return replace(prepared, note="; ".join(filter(None, notes)))
+    objective = try_one_batch(prepared) if one_batch else dataset.objective
+    notes = source.note, objective.note, _unused_size(config.batch_size, batch_size), cache_note
+    return replace(prepared, data=replace(dataset, objective=objective), note="; ".join(filter(None, notes)))
 
 
 def _strategy(config: RunConfig, group: ProcessGroup) -> Strategy:

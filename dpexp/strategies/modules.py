@@ -145,11 +145,11 @@ def _children(name: str, module: nn.Module) -> list[tuple[str, nn.Module]]:
     inner, found = wrapped_key(module), dict[nn.Module, str]()
     for key, child in module._modules.items():
         if child is not None and child not in found:
-            found[child] = name if inner and key == inner else joined(name, key)
+            found[child] = name if inner and key == inner else child_name(name, key)
     return [(inside, child) for child, inside in found.items()]
 
 
-def joined(name: str, key: str) -> str:
+def child_name(name: str, key: str) -> str:
     """The name of what a module of this name has as ``key``."""
     return f"{name}.{key}" if name else key
 
@@ -162,7 +162,7 @@ def named_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
         for key, parameter in part._parameters.items():
             if parameter is not None and id(parameter) not in known:
                 known.add(id(parameter))
-                found[joined(name, key)] = parameter
+                found[child_name(name, key)] = parameter
         if part._modules:
             left += reversed(_children(name, part))
     return found
@@ -171,7 +171,7 @@ def named_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
 def named_buffers(module: nn.Module) -> dict[str, torch.Tensor]:
     """The buffers of a placed model, on their devices, by their names in the model as written."""
     return {
-        joined(part.name, key): buffer.detach()
+        child_name(part.name, key): buffer.detach()
         for part in parts(module)
         if part.module._buffers
         for key, buffer in part.module.named_buffers(recurse=False)

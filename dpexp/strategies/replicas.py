@@ -23,10 +23,10 @@ from torch import Tensor, nn
 
 from dpexp import parallel
 from dpexp.config.errors import ConfigError
-from dpexp.config.strategy_options import BlockOptions, DataParallelOptions
-from dpexp.config.words import available, plural
+from dpexp.config.strategy_options import BlockOptions
+from dpexp.config.words import plural
 from dpexp.data.batch import Batch
-from dpexp.devices import HOST, accelerators, is_autocast_enabled, is_virtual, label, place, running_on
+from dpexp.devices import HOST, accelerators, is_autocast_enabled, is_virtual, place, running_on
 from dpexp.parallel.replicate import explained_stops
 from dpexp.parallel.scatter_gather import check_batch_sizes, is_container
 from dpexp.strategies.base import Devices, Needs, Strategy
@@ -110,7 +110,6 @@ class _Timed(Wrapper):
     """The four steps as phases; the base class before a DataParallel class."""
 
     timer: Timer
-    gathers_on: torch.device
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         if len(self.replica_devices) > 1:
@@ -132,7 +131,7 @@ class _Timed(Wrapper):
             return super().parallel_apply(calls, *args, **kwargs)  # type: ignore[misc]
 
     def gather(self, *args: Any, **kwargs: Any) -> Any:
-        with self.timer.phase("gather", self.gathers_on):
+        with self.timer.phase("gather", self.replica_devices[0]):
             return super().gather(*args, **kwargs)  # type: ignore[misc]
 
 
@@ -148,37 +147,19 @@ class PortableDataParallel(_Timed, parallel.DataParallel):
     """``dpexp.parallel.DataParallel``, timed."""
 
 
-def data_parallel_module(
-    module: nn.Module, devices: Devices, backend: str, timer: Timer, output: torch.device | None = None
-) -> Wrapper:
+def data_parallel_module(module: nn.Module, devices: Devices, backend: str, timer: Timer) -> Wrapper:
     """The module, which must be on devices[0], in the DataParallel class that ``--backend`` names.
 
-    Its outputs are gathered on ``output``, by default devices[0]. Without devices the wrapper calls the
-    module itself, as PyTorch's does.
+    Its outputs are gathered there. Without devices the wrapper calls the module itself, as PyTorch's does.
     """
     wrapper: _Timed
-    output = output or (devices[0] if devices else HOST)
-    gathers_on = output if devices else None
     if uses_torch(backend, devices):
-        wrapper = TorchDataParallel(module, list(devices) or None, gathers_on)
+        wrapper = TorchDataParallel(module, list(devices) or None)
     else:
-        wrapper = PortableDataParallel(module, list(devices), gathers_on)
-    wrapper.gathers_on = output
+        wrapper = PortableDataParallel(module, list(devices))
     wrapper.timer = timer
     wrapper.replica_devices = tuple(devices)
     return wrapper
-
-
-def output_device(options: DataParallelOptions, devices: Devices) -> torch.device:
-    """The device of ``--output-device``, by default the first; the host without devices.
-
-    Raises ConfigError for one that the run does not use.
-    """
-    known = {label(device): device for device in devices or (HOST,)}
-    name = options.output_device.strip() or next(iter(known))
-    if name not in known:
-        raise ConfigError(f"--output-device '{name}' is not a device of this run: {available(known)}")
-    return known[name]
 
 
 def uses_torch(backend: str, devices: Devices) -> bool:
@@ -200,28 +181,24 @@ def uses_torch(backend: str, devices: Devices) -> bool:
 class Whole(Replicating):
     """Every step copies the parameters to all devices, and splits the batch over them."""
 
-    options: DataParallelOptions
-
-    def prepare(self, model: nn.Module, devices: Devices) -> None:
-        super().prepare(model, devices)
-        output_device(self.options, devices)
-
     def place(self, model: nn.Module, devices: Devices, timer: Timer) -> Placed:
-        first, output = devices[0] if devices else HOST, output_device(self.options, devices)
-        module = self.wrapped(place(model, first), devices, timer, output)
-        return Placed(module, first, output, tuple(devices) or (HOST,), timer=timer, forward_phase="")
+        """DataParallel around the model, which is on the first device."""
+        first = devices[0] if devices else HOST
+        module = self.wrapped(place(model, first), devices, timer)
+        return Placed(module, first, first, tuple(devices) or (HOST,), timer=timer, forward_phase="")
 
-    def wrapped(self, model: nn.Module, devices: Devices, timer: Timer, output: torch.device) -> Wrapper:
+    def wrapped(self, model: nn.Module, devices: Devices, timer: Timer) -> Wrapper:
         """The model, which is on the first device, and computes on all."""
-        return data_parallel_module(model, devices, self.backend, timer, output)
+        return data_parallel_module(model, devices, self.backend, timer)
 
 
 class Functional(Whole):
     """Each call makes new replicas and drops them; without devices it calls the module itself."""
 
-    def wrapped(self, model: nn.Module, devices: Devices, timer: Timer, output: torch.device) -> Wrapper:
+    def wrapped(self, model: nn.Module, devices: Devices, timer: Timer) -> Wrapper:
+        """The model in a module that calls the four primitives."""
         library = nn.parallel if uses_torch(self.backend, devices) else parallel
-        return DataParallelCall(model, devices, library, timer, output)
+        return DataParallelCall(model, devices, library, timer)
 
 
 class Block(Replicating):
@@ -252,17 +229,15 @@ class Block(Replicating):
 
 
 class DataParallelCall(Wrapper):
-    """A module whose forward is ``data_parallel(module, inputs, devices, output)``.
+    """A module whose forward is ``data_parallel(module, inputs, devices)``.
 
     The rows of the inputs are split over the devices. ``library`` has the primitives.
     """
 
-    def __init__(
-        self, module: nn.Module, devices: Devices, library: Any, timer: Timer, output: torch.device
-    ) -> None:
+    def __init__(self, module: nn.Module, devices: Devices, library: Any, timer: Timer) -> None:
         super().__init__()
         self.module, self.replica_devices, self.library = module, tuple(devices), library
-        self.timer, self.output = timer, output
+        self.timer = timer
 
     def forward(self, *inputs: Any) -> Any:
         devices, library, phase = self.replica_devices, self.library, self.timer.phase
@@ -277,5 +252,5 @@ class DataParallelCall(Wrapper):
         with phase("parallel_apply"), explained_stops():
             calls = labelled(replicas[: len(used)], used, self.timer)
             outputs = library.parallel_apply(calls, chunks, devices=used)
-        with phase("gather", self.output):
-            return library.gather(outputs, self.output)
+        with phase("gather", devices[0]):
+            return library.gather(outputs, devices[0])
