@@ -26,6 +26,7 @@ from dpexp.config.printable import printable
 from dpexp.config.process import home
 from dpexp.config.run_config import RunConfig
 from dpexp.distributed.faults import LostContact, PeerError, error_row
+from dpexp.distributed.job import Job, RankResult, end_with_launcher
 from dpexp.distributed.signals import SignalHandler
 from dpexp.distributed.world import RUN_ID, World
 from dpexp.engine.progress import ProgressBar, importing_torch
@@ -36,7 +37,6 @@ from dpexp.record.redact import redact
 from dpexp.tracking.user_runs import user_run
 
 if TYPE_CHECKING:
-    from dpexp.distributed.launch import RankResult
     from dpexp.engine.prepared import Prepared
     from dpexp.tracking.ledger import Delivery
 
@@ -147,8 +147,6 @@ def execute(
     if world is None and config.options.launch_options is not None:
         return _launch_ranks(config, quiet, on_record)
     if world is not None:
-        from dpexp.distributed.launch import end_with_launcher
-
         end_with_launcher()
     is_recorder, users = world is None or world.rank == 0, user_run()
     quiet = quiet or not is_recorder
@@ -228,7 +226,6 @@ def _run_engine(
     prepared: Prepared, journal: Journal, signals: SignalHandler, quiet: bool
 ) -> tuple[Record | None, RankResult, BaseException | None]:
     """Run the engine and write its end: the Record of the first rank, and what ended the run early."""
-    from dpexp.distributed.launch import RankResult
     from dpexp.engine import passes
 
     group = prepared.group
@@ -262,11 +259,11 @@ def _warn_of_user_run(found: str) -> None:
 
 def _launch_ranks(config: RunConfig, quiet: bool, on_record: OnRecord) -> Outcome:
     """Start the ranks with torchrun's launcher; the Record is that of the first rank."""
-    from dpexp.distributed.launch import Job, error_of, launch
     from dpexp.tracking.ledger import Delivery
 
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # read when torch is imported
     with as_config_error("the start of the run", JournalError), importing_torch(quiet):
+        from dpexp.distributed.launch import error_of, launch
         from dpexp.engine.prepare import prepare
         from dpexp.engine.run_globals import run_globals
 

@@ -57,7 +57,7 @@ def leaves(
 
 
 def walk(value: Any) -> Iterator[torch.Tensor]:
-    """Every tensor of a pytree, in the order of ``leaves``."""
+    """Every tensor of a pytree, of any shape, in the order of ``leaves``."""
     if isinstance(value, torch.Tensor):
         yield value
     else:
@@ -67,7 +67,7 @@ def walk(value: Any) -> Iterator[torch.Tensor]:
 
 
 def map_tensors(change: Callable[[torch.Tensor], torch.Tensor], value: Any) -> Any:
-    """The pytree with ``change`` applied to every tensor; containers keep their type."""
+    """The pytree with ``change`` applied to every tensor of any shape; containers keep their type."""
     if isinstance(value, torch.Tensor):
         return change(value)
     if type(value) is tuple:  # most are, in every step
@@ -122,7 +122,7 @@ def _cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def norm(tensor: torch.Tensor) -> torch.Tensor:
-    """The 2-norm of a dense or sparse tensor, in float32 at least."""
+    """The 2-norm of a dense or sparse tensor, a scalar in float32 at least."""
     values = tensor.detach()
     values = values.coalesce().values() if values.is_sparse else values
     is_short = values.is_floating_point() and values.element_size() < 4

@@ -22,7 +22,7 @@ from dpexp.data.user_batch import without_target
 from dpexp.engine.prepared import Prepared
 from dpexp.engine.verify import batches
 from dpexp.parallel.random_layers import mark_drawing
-from dpexp.strategies.ranks import without_ranks
+from dpexp.strategies.sync_batch_norm import without_ranks
 from dpexp.training.preserve import preserved
 from dpexp.verification.alone import alone
 from dpexp.verification.mode import drawing_modules

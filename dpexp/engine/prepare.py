@@ -28,8 +28,8 @@ from dpexp.engine.references import factories
 from dpexp.measurement.evaluation import Evaluation, Metrics, metrics_of
 from dpexp.models import registry as models
 from dpexp.strategies.base import Strategy
-from dpexp.strategies.ranks import check_sync_batch_norm
 from dpexp.strategies.registry import STRATEGIES
+from dpexp.strategies.sync_batch_norm import check_sync_batch_norm
 from dpexp.training.optimizers import OptimizerChoice, check_optimizer
 
 

@@ -42,9 +42,11 @@ class Replicating(Strategy):
     needs = Needs(devices=True, compile=False)
 
     def parts(self, devices: Devices) -> int:
+        """One for each device of each rank."""
         return self.group.dp_size * max(1, len(devices))
 
     def check_rows(self, batch: Batch, devices: Devices) -> None:
+        """Raises ConfigError, also for rows in a container that scatter does not enter."""
         batch.check_rows(self.parts(devices), splits_targets=self.group.dp_size > 1)
         inputs = leaves(batch.inputs, "inputs", lambda value: not is_container(value))
         for path, leaf in inputs if self.parts(devices) > 1 else ():
@@ -57,6 +59,7 @@ class Replicating(Strategy):
                 )
 
     def check_outputs(self, outputs: Any, batch: Batch, devices: Devices) -> None:
+        """Raises ConfigError for outputs with their rows in dimension 1, as ``(layers, rows, …)``."""
         for path, leaf in leaves(outputs, "outputs") if self.parts(devices) > 1 else ():
             shape = tuple(leaf.shape) if isinstance(leaf, Tensor) else ()
             if shape[1:2] == (batch.rows,) and shape[0] % batch.rows:
@@ -67,6 +70,7 @@ class Replicating(Strategy):
                 )
 
     def prepare(self, model: nn.Module, devices: Devices) -> None:
+        """Raises ConfigError for devices that the backend does not know."""
         uses_torch(self.backend, devices)  # raises ConfigError where it does not know the devices
 
 
@@ -139,6 +143,7 @@ class TorchDataParallel(_Timed, nn.DataParallel[nn.Module]):
     """``torch.nn.DataParallel``, timed. Raises ValueError for tensors of which it would drop rows."""
 
     def scatter(self, inputs: Any, kwargs: Any, device_ids: Any) -> Any:
+        """Raises ValueError for different batch sizes, of which PyTorch drops rows."""
         check_batch_sizes(inputs, kwargs or {}, self.replica_devices)
         return super().scatter(inputs, kwargs, device_ids)
 
@@ -210,6 +215,7 @@ class Block(Replicating):
     options: BlockOptions
 
     def prepare(self, model: nn.Module, devices: Devices) -> None:
+        """Take blocks out of the DataParallel of the model. Raises ConfigError for names it does not have."""
         super().prepare(model, devices)
         for name in matching(model, self.options.block, "--block"):
             module = model.get_submodule(name)
@@ -217,9 +223,11 @@ class Block(Replicating):
                 model.set_submodule(name, module.module)
 
     def parts(self, devices: Devices) -> int:
+        """One: the model's own inputs are not split."""
         return 1  # of the model's own inputs
 
     def place(self, model: nn.Module, devices: Devices, timer: Timer) -> Placed:
+        """DataParallel around each named block, in place; all else on the first device."""
         first = devices[0] if devices else HOST
         place(model, first)
         for name in matching(model, self.options.block, "--block"):
@@ -240,6 +248,7 @@ class DataParallelCall(Wrapper):
         self.timer = timer
 
     def forward(self, *inputs: Any) -> Any:
+        """Inputs and outputs ``(batch, …)``, on the first device."""
         devices, library, phase = self.replica_devices, self.library, self.timer.phase
         if len(devices) <= 1:
             with phase("forward"), on_one_device(devices):

@@ -26,7 +26,7 @@ from torch.overrides import TorchFunctionMode
 
 from dpexp import tensors
 from dpexp.data.batch import Batch, Change
-from dpexp.strategies.ranks import without_ranks
+from dpexp.strategies.sync_batch_norm import without_ranks
 from dpexp.training.preserve import preserved, uncompiled
 from dpexp.verification.alone import alone
 
