@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
@@ -88,15 +88,20 @@ def parallel_apply(
             with nullcontext(executor) if executor else ThreadPoolExecutor(count) as threads:
                 _in_threads(forward, device_of, threads)
     if errors:
-        replica = min(errors)
-        error = errors[replica]
-        error.add_note(f"Caught in replica {replica} on device {label(device_of[replica])}.")
-        errors.clear()
-        try:
-            raise error
-        finally:
-            del error  # the traceback refers to this frame: its variable would close a cycle
+        _raise_first(errors, device_of)
     return outputs
+
+
+def _raise_first(errors: dict[int, BaseException], devices: Sequence[torch.device]) -> NoReturn:
+    """Raise the exception of the first replica that has one, with a note of its device."""
+    replica = min(errors)
+    error = errors[replica]
+    error.add_note(f"Caught in replica {replica} on device {label(devices[replica])}.")
+    errors.clear()
+    try:
+        raise error
+    finally:
+        del error  # the traceback refers to this frame: its variable would close a cycle
 
 
 def _in_order(module: nn.Module, devices: Sequence[torch.device]) -> bool:

@@ -15,7 +15,8 @@ from dpexp.data.batch import Batch
 from dpexp.distributed.group import ProcessGroup
 from dpexp.strategies.modules import named_buffers, named_parameters
 from dpexp.strategies.placed import UNOBSERVED, Loss, Placed, StepObserver
-from dpexp.training.optimizers import OptimizerFactory, full_state
+from dpexp.training.optimizer_state import full_state
+from dpexp.training.optimizers import OptimizerFactory
 
 
 class Trainer:
