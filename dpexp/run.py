@@ -164,12 +164,7 @@ def execute(
             if signals.requested and isinstance(raised, ConfigError):  # an import that a signal cut short
                 signals.terminate()
             raise
-        group = prepared.group
         record, result, error = _run_engine(prepared, journal, signals, quiet)
-        del prepared  # a sharded model holds the process group
-        if error is None:
-            record = group.broadcast(0, record)
-            group.destroy()
         if is_recorder and (found := user_run()) != users:
             _warn_of_user_run(found)
         before = signals.received
@@ -225,7 +220,10 @@ def _begin(
 def _run_engine(
     prepared: Prepared, journal: Journal, signals: SignalHandler, quiet: bool
 ) -> tuple[Record | None, RankResult, BaseException | None]:
-    """Run the engine and write its end: the Record of the first rank, and what ended the run early."""
+    """Run the engine, write its end, and leave the process group; the error is what ended the run early.
+
+    Every rank has the Record, unless an error ended the run.
+    """
     from dpexp.engine import passes
 
     group = prepared.group
@@ -240,10 +238,14 @@ def _run_engine(
         journal.close()
     except JournalError as raised:
         error, row = (error, row) if error is not None else (raised, error_row(raised))
+    prepared.release()
     record = finish(journal.path) if group.is_first else None
     kind, message = (row["type"], row["message"]) if row is not None else ("", "")
     result = RankResult(group.rank, status, kind, message)
     result.write()
+    if error is None:
+        record = group.broadcast(0, record)
+        group.destroy()
     return record, result, error
 
 
