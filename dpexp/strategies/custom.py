@@ -41,7 +41,7 @@ class Custom(Strategy):
     needs = Needs(devices=False, user_code=True)
     options: CustomOptions
 
-    def parts(self, devices: Devices) -> int:
+    def row_parts(self, devices: Devices) -> int:
         """Over ranks those of the mesh that split rows; over devices at most one for each."""
         return max(1, len(devices)) if self._function()[1] else self.group.dp_size
 

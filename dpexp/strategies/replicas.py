@@ -41,15 +41,15 @@ class Replicating(Strategy):
 
     needs = Needs(devices=True, compile=False)
 
-    def parts(self, devices: Devices) -> int:
+    def row_parts(self, devices: Devices) -> int:
         """One for each device of each rank."""
         return self.group.dp_size * max(1, len(devices))
 
     def check_rows(self, batch: Batch, devices: Devices) -> None:
         """Raises ConfigError, also for rows in a container that scatter does not enter."""
-        batch.check_rows(self.parts(devices), splits_targets=self.group.dp_size > 1)
+        batch.check_rows(self.row_parts(devices), splits_targets=self.group.dp_size > 1)
         inputs = leaves(batch.inputs, "inputs", lambda value: not is_container(value))
-        for path, leaf in inputs if self.parts(devices) > 1 else ():
+        for path, leaf in inputs if self.row_parts(devices) > 1 else ():
             inside = () if isinstance(leaf, Tensor) else walk(leaf)
             if any(each.shape[:1] == (batch.rows,) for each in inside):
                 raise ConfigError(
@@ -60,7 +60,7 @@ class Replicating(Strategy):
 
     def check_outputs(self, outputs: Any, batch: Batch, devices: Devices) -> None:
         """Raises ConfigError for outputs with their rows in dimension 1, as ``(layers, rows, …)``."""
-        for path, leaf in leaves(outputs, "outputs") if self.parts(devices) > 1 else ():
+        for path, leaf in leaves(outputs, "outputs") if self.row_parts(devices) > 1 else ():
             shape = tuple(leaf.shape) if isinstance(leaf, Tensor) else ()
             if shape[1:2] == (batch.rows,) and shape[0] % batch.rows:
                 raise ConfigError(
@@ -222,7 +222,7 @@ class Block(Replicating):
             if isinstance(module, nn.DataParallel):
                 model.set_submodule(name, module.module)
 
-    def parts(self, devices: Devices) -> int:
+    def row_parts(self, devices: Devices) -> int:
         """One: the model's own inputs are not split."""
         return 1  # of the model's own inputs
 
