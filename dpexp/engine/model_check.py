@@ -22,7 +22,7 @@ from dpexp.data.user_batch import without_target
 from dpexp.engine.prepared import Prepared
 from dpexp.engine.verify import batches
 from dpexp.parallel.random_layers import mark_drawing
-from dpexp.strategies.ranks import without_ranks
+from dpexp.strategies.sync_batch_norm import without_ranks
 from dpexp.training.preserve import preserved
 from dpexp.verification.alone import alone
 from dpexp.verification.mode import drawing_modules
@@ -69,11 +69,11 @@ def turn_off_cache(model: nn.Module) -> str:
     return "the model's config.use_cache is turned off: its cache is for generation" if found else ""
 
 
-def try_one_batch(prepared: Prepared) -> None:
+def try_one_batch(prepared: Prepared) -> Objective:
     """Run the first batch through model, loss and metrics on the host, and restore what that changes.
 
     Modules that draw random numbers are marked: replicas that share a generator compute them in order.
-    Raises ConfigError.
+    Returns the objective, which then knows what the forward returns. Raises ConfigError.
     """
     model, strategy = prepared.model, prepared.strategy
     first, objective = next(prepared.batches(0)), prepared.data.objective
@@ -101,7 +101,8 @@ def try_one_batch(prepared: Prepared) -> None:
     mark_drawing(model, draws.names)
     if prepared.accumulate > 1:
         for each in batches(prepared):
-            _check_halves(prepared, each)
+            _check_halves(prepared, objective, each)
+    return objective
 
 
 @contextmanager
@@ -113,11 +114,11 @@ def _with_advice(text: str) -> Iterator[None]:
         raise ConfigError(f"{error}{text}") from error.__cause__
 
 
-def _check_halves(prepared: Prepared, batch: Batch) -> None:
+def _check_halves(prepared: Prepared, objective: Objective, batch: Batch) -> None:
     """Raises ConfigError for a loss whose batches do not add up."""
     model, _ = with_touched_rows(prepared.model, [batch])
     with alone():
-        wrong = no_mean_over_rows(model, prepared.data.objective, batch)
+        wrong = no_mean_over_rows(model, objective, batch)
     if wrong:
         raise ConfigError(
             f"--accumulate {prepared.accumulate} averages the gradients of batches, and {wrong}. "

@@ -9,6 +9,7 @@ from dpexp.distributed.signals import SignalHandler
 from dpexp.engine.observations import Observations
 from dpexp.engine.prepared import Prepared
 from dpexp.engine.progress import ProgressBar
+from dpexp.engine.run_globals import seeded_ranks
 from dpexp.engine.step_log import StepLog
 from dpexp.engine.verify import Verification
 from dpexp.measurement.collectives import counted_collectives
@@ -36,7 +37,7 @@ def execute(
         verification = Verification(prepared, journal, progress)
         verification.before()
         timer = Timer(prepared.selection.used)
-        with prepared.seeded_ranks():
+        with seeded_ranks(prepared.group, prepared.seed):
             placed = prepared.strategy.place(prepared.model, prepared.selection.used, timer)
         observations = Observations(prepared, placed)
         journal.set(devices=observations.device_facts(), device_map=observations.device_map())

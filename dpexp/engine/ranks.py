@@ -1,5 +1,8 @@
 """Ranks: build a run in every rank of its world, which agree on what it is."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from dpexp import devices
 from dpexp.config.errors import Terminated
 from dpexp.config.process import home
@@ -13,15 +16,15 @@ from dpexp.engine.prepared import Prepared
 from dpexp.record.files import check_writable
 
 
-def prepare_ranks(config: RunConfig, world: World | None) -> Prepared:
-    """``prepare`` in every rank of the world; an error in one rank ends all of them.
+def prepare_ranks(config: RunConfig, objects: Mapping[str, Any] | None, world: World | None) -> Prepared:
+    """``prepare`` in every rank of the world, or here without one; an error in one rank ends all of them.
 
     Raises ConfigError, LostContact; JournalError in the first rank, which cannot record.
     """
     group = _group_of(config, world)
     prepared, error, facts = None, None, {}
     try:
-        prepared = prepare(config, group=group)
+        prepared = prepare(config, objects, group=group)
         facts = {
             "config": config.digest(),
             "data": prepared.data.digest if world else "",

@@ -19,7 +19,7 @@ from dpexp.data.batch import Batch
 from dpexp.record.record import Row
 from dpexp.strategies.modules import Part, Transfer, Wrapper, is_transparent, parts
 from dpexp.strategies.placed import Loss, Placed, StepEndedError, StepObserver
-from dpexp.training.preserve import eager, preserved
+from dpexp.training.preserve import preserved, uncompiled
 
 EPOCH_LIMIT = 16
 """Of a longer epoch, this many first batches and the last one are observed: the others repeat the first."""
@@ -116,7 +116,7 @@ def observe(
     """
     log, module = ShapeLog(placed), placed.module
     update = (lambda: None) if gradients else None  # the step ends before it
-    with preserved(module, placed.devices), eager(module), log.hooks():
+    with preserved(module, placed.devices), uncompiled(module), log.hooks():
         for log.batch, batch in zip(count() if numbers is None else numbers, batches, strict=False):
             before = len(log.rows)
             with suppress(StepEndedError):

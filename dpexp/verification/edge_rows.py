@@ -26,8 +26,8 @@ from torch.overrides import TorchFunctionMode
 
 from dpexp import tensors
 from dpexp.data.batch import Batch, Change
-from dpexp.strategies.ranks import without_ranks
-from dpexp.training.preserve import eager, preserved
+from dpexp.strategies.sync_batch_norm import without_ranks
+from dpexp.training.preserve import preserved, uncompiled
 from dpexp.verification.alone import alone
 
 SHARDS = sorted(range(2, 65), key=lambda count: (count.bit_count() > 1, count))
@@ -48,7 +48,7 @@ def with_edge_rows(model: nn.Module, batch: Batch, shards: int = 2) -> Batch | N
         return None
     inputs = tensors.map_tensors(lambda each: each.clone(memory_format=torch.contiguous_format), batch.inputs)
     lookups = _Lookups(inputs, shards)
-    with preserved(model), without_ranks(model), eager(model), torch.no_grad(), alone():
+    with preserved(model), without_ranks(model), uncompiled(model), torch.no_grad(), alone():
         try:
             with lookups:
                 is_finite = _is_finite(model(*inputs))

@@ -24,7 +24,7 @@ from dpexp.distributed.group import ProcessGroup
 from dpexp.parallel.random_layers import DRAWS, is_random_layer, mark_drawing
 from dpexp.strategies.modules import parts, wrapped_key
 from dpexp.strategies.placed import Placed
-from dpexp.training.preserve import eager
+from dpexp.training.preserve import uncompiled
 from dpexp.verification.chunks import Chunks
 from dpexp.verification.recorder import Step
 
@@ -203,7 +203,7 @@ def drawing_modules(model: nn.Module) -> Iterator[Draws]:
         for name, module in model.named_modules():
             handles.append(module.register_forward_pre_hook(partial(enter, name)))
             handles.append(module.register_forward_hook(leave))
-        with eager(model):
+        with uncompiled(model):
             yield draws
         look()
     finally:

@@ -20,9 +20,9 @@ import torch
 from torch import nn
 
 from dpexp import tensors
-from dpexp.copies import copied_module
+from dpexp.copies import copied_module, hooked_parameters
 from dpexp.data.batch import Batch
-from dpexp.strategies.modules import EmbeddingTable, hooked_parameters
+from dpexp.strategies.modules import EmbeddingTable
 from dpexp.training.preserve import preserved
 from dpexp.verification.alone import alone
 

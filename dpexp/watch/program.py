@@ -17,8 +17,9 @@ from dpexp.config.run_config import RunConfig, config_digest
 from dpexp.config.words import shown
 from dpexp.distributed.group import ProcessGroup
 from dpexp.distributed.world import World
-from dpexp.engine.facts import environment, git, torch_environment
+from dpexp.engine.facts import environment, git
 from dpexp.engine.observations import labels, merged_device_map
+from dpexp.engine.torch_facts import torch_environment
 from dpexp.measurement.observe import device_map
 from dpexp.record.journal import WATCH_STRATEGY, now
 from dpexp.record.record import Row

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from dpexp import devices, tensors
 from dpexp.config.errors import NotComparableError
 from dpexp.copies import copied_module
-from dpexp.strategies.modules import joined, named_parameters, parts
+from dpexp.strategies.modules import child_name, named_parameters, parts
 from dpexp.verification.alone import alone
 from dpexp.verification.compare import Limits
 from dpexp.verification.own_steps import base_tolerance
@@ -158,7 +158,7 @@ class Replay:
         for part in parts(self._model):
             part.module.training = call.modes.get(part.name, part.module.training)
             for key, buffer in part.module._buffers.items():
-                kept = call.buffers.get(joined(part.name, key))
+                kept = call.buffers.get(child_name(part.name, key))
                 if buffer is not None and kept is not None:
                     buffer.data = kept.to(buffer.device, copy=True)
         inputs = tensors.map_tensors(torch.clone, call.inputs)

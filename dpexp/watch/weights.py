@@ -179,7 +179,7 @@ class Weighing:
                 each.requires_grad_(wanted)
         trees = [_with_leaves(call.inputs, of_call) for call, of_call in zip(calls, leaves, strict=True)]
         try:
-            args, kwargs = trees[0] if len(trees) == 1 else tensors.joined(trees)
+            args, kwargs = trees[0] if len(trees) == 1 else tensors.concatenated(trees, of_batches=True)
         except ValueError as error:
             raise NotComparableError(
                 f"{error} among the loss's arguments of the calls: state weight="

@@ -15,7 +15,7 @@ from torch import nn
 
 from dpexp.config.words import plural, shown
 from dpexp.data.halves import no_mean_over_rows
-from dpexp.training.optimizers import groups
+from dpexp.training.optimizer_state import groups
 from dpexp.verification.alone import alone
 from dpexp.verification.compare import Tensors, distance
 from dpexp.verification.diagnosis import patterns
