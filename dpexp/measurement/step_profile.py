@@ -5,11 +5,8 @@ The step comes last, after everything that a run records of its training, and so
 
 from collections import Counter
 from collections.abc import Callable
-from contextlib import ExitStack
-from typing import Any
 
 import torch
-from torch import nn
 
 from dpexp import devices
 from dpexp.config.errors import describe
@@ -17,6 +14,7 @@ from dpexp.data.batch import Batch
 from dpexp.measurement.flops import CountFlops
 from dpexp.measurement.observe import device_map, device_of, size_of
 from dpexp.record.record import Row
+from dpexp.strategies.module_calls import ModuleCall, module_calls
 from dpexp.strategies.modules import parts
 from dpexp.strategies.placed import Placed, StepObserver
 from dpexp.training.preserve import is_compiled
@@ -51,16 +49,14 @@ class StepProfile(StepObserver):
             {} if tokens is None else {"tokens": tokens}
         )
         try:
-            with self._counted, ExitStack() as hooks:
-                for module in self._placed.module.modules():
-                    hooks.enter_context(module.register_forward_pre_hook(self._look))
+            with self._counted, module_calls(self._placed.module, entered=self._look):
                 self._trainer.step(batch, self)
         except Exception as error:  # of any kind: a user's model may not stand to be observed
             self.note = f"not observed: {describe(error)}"
             if not self._trainer.group.all_failed("profile", f"{describe(error)}, after {list(flops)}"):
                 raise
 
-    def _look(self, module: nn.Module, args: Any) -> None:
+    def _look(self, _: ModuleCall) -> None:
         if torch.utils._python_dispatch._get_current_dispatch_mode() is None:
             self.note = "replicas computed in threads, where operators are not seen"
 
