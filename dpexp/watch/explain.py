@@ -17,7 +17,7 @@ from torch import nn
 
 from dpexp.config.errors import NotComparableError
 from dpexp.config.words import plural
-from dpexp.watch.ranks import Ranks
+from dpexp.watch.ranks import LoopRanks
 
 SAMPLE = 4096
 """So many numbers of each parameter are read at most."""
@@ -41,7 +41,7 @@ class Case:
     where a single device does not; ``is_weighed_right``: at the loss it counts every call as one does.
     """
 
-    ranks: Ranks
+    ranks: LoopRanks
     held: Mapping[str, nn.Parameter]
     found: Tensors
     right: Tensors

@@ -22,7 +22,7 @@ from dpexp.watch.averages import ROWS, count
 from dpexp.watch.calls import Call, full
 from dpexp.watch.explain import Case, explain, mean_of_means, sampled
 from dpexp.watch.findings import Finding, FoundError
-from dpexp.watch.ranks import Ranks
+from dpexp.watch.ranks import LoopRanks
 from dpexp.watch.replay import HAS_STATE, Gradients, Narrowest, Replay
 from dpexp.watch.weights import Weighed, Weighing, are_alike, observed, scalar_place
 
@@ -61,7 +61,7 @@ class Step:
     number: int
     model: nn.Module
     options: Options
-    ranks: Ranks
+    ranks: LoopRanks
     replay: Replay
     judge: Judge
     calls: Sequence[Call]

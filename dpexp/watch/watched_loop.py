@@ -23,7 +23,7 @@ from dpexp.watch.calls import Calls, Hook, ObservedLoss, full
 from dpexp.watch.explain import sampled
 from dpexp.watch.findings import Finding, FoundError
 from dpexp.watch.program import shapes
-from dpexp.watch.ranks import Ranks
+from dpexp.watch.ranks import LoopRanks
 from dpexp.watch.recording import Recording
 from dpexp.watch.replay import Replay
 from dpexp.watch.step import Options, Step, digests, held_by
@@ -60,7 +60,7 @@ class WatchedLoop:
         if options.loss is not None:
             self.loss = ObservedLoss(options.loss, self._calls)
         is_initialized = torch.distributed.is_available() and torch.distributed.is_initialized()
-        self._ranks = Ranks() if is_initialized else None  # every rank is here; at a step one may not be
+        self._ranks = LoopRanks() if is_initialized else None  # every rank is here; at a step one may not be
         self._step: Step | None = None
         self._residue: dict[str, torch.Tensor] = {}
         self._held: set[str] = set()
@@ -236,11 +236,11 @@ class WatchedLoop:
 
     def _new_step(self, optimizer: torch.optim.Optimizer) -> Step:
         if self._ranks is None:
-            self._ranks = Ranks()
+            self._ranks = LoopRanks()
         ranks = self._ranks
         ranks.meet()
         ranks.together(self._calls.check)
-        judge = self._judge = self._judge or Judge(Limits(0.0), ranks.group)
+        judge = self._judge = self._judge or Judge(Limits(0.0), ranks)
         calls, losses = self._calls.window
         number, replay, residue = self.steps + 1, self._replay, self._residue
         step = Step(
@@ -252,14 +252,14 @@ class WatchedLoop:
             rows = shapes(calls)
             replicas = list(dict.fromkeys(row["device"] for row in rows if row["scope"] == "replica"))[1:]
             self._recording.laid_out(
-                self._model, ranks.group, self._calls.strategy, replicas, optimizer=type(optimizer).__name__
+                self._model, ranks, self._calls.strategy, replicas, optimizer=type(optimizer).__name__
             )
-            self._recording.shapes(rows, ranks.group)
+            self._recording.shapes(rows, ranks)
         step.begin()
         self._was_clipped |= step.was_clipped
         return step
 
-    def _check_initial(self, ranks: Ranks) -> None:
+    def _check_initial(self, ranks: LoopRanks) -> None:
         """Warn of ranks that were watched with other weights, where training does not start from rank 0's."""
         is_meta = any(each.is_meta for each in self._replay.parameters.values())
         if any(ranks.all_gather(is_meta)):

@@ -21,7 +21,7 @@ from dpexp.copies import copied_module
 from dpexp.verification.alone import alone
 from dpexp.watch.averages import Rule, count, rules
 from dpexp.watch.calls import Call
-from dpexp.watch.ranks import Ranks
+from dpexp.watch.ranks import LoopRanks
 from dpexp.watch.replay import Replay
 
 APART = 1e-4
@@ -47,7 +47,9 @@ class Weighed:
 class Weighing:
     """``loss`` is the user's, or None where it is inside the model."""
 
-    def __init__(self, loss: Callable[..., Any] | None, weight: Any, ranks: Ranks, replay: Replay) -> None:
+    def __init__(
+        self, loss: Callable[..., Any] | None, weight: Any, ranks: LoopRanks, replay: Replay
+    ) -> None:
         self._loss, self._weight, self._ranks, self._replay = loss, weight, ranks, replay
 
     def weigh(self, calls: Sequence[Call], losses: Sequence[Call], counted: Sequence[int]) -> Weighed:
@@ -210,7 +212,9 @@ def scalar_place(call: Call) -> int | None:
     return next(places, None)
 
 
-def observed(losses: Sequence[Call], weighed: Weighed | None, ranks: Ranks, counted: Sequence[int]) -> float:
+def observed(
+    losses: Sequence[Call], weighed: Weighed | None, ranks: LoopRanks, counted: Sequence[int]
+) -> float:
     """The loss of all rows, as observed; the mean of the calls where their shares are not known."""
     values = [_value_of(call) for call in losses]
     shares = weighed.shares if weighed is not None else None

@@ -13,7 +13,7 @@ import torch
 from dpexp import tensors
 from dpexp.verification.compare import whole_error
 from dpexp.verification.diagnosis import patterns
-from dpexp.verification.diagnosis.agreement import Agreement, Found
+from dpexp.verification.diagnosis.found import Found
 from dpexp.verification.diagnosis.gradients import BESIDE
 from dpexp.verification.diagnosis.joined_calls import Key, Outputs, joined_call, local_calls
 from dpexp.verification.failure import Failure
@@ -24,16 +24,16 @@ from dpexp.verification.take import Take
 class FirstModule:
     """Every rank must make one and call ``find``."""
 
-    def __init__(self, sides: Take, failure: Failure, ranks: Agreement) -> None:
+    def __init__(self, sides: Take, failure: Failure) -> None:
         self.failure, self.group, self.limits = failure, sides.group, sides.judge.limits
-        self._ranks = ranks
         error = failure.worst.error
         self._limit = max(min(failure.worst.limit, error / 2), BESIDE * min(1.0, error))
 
     def find(self) -> Found:
         """The first module in forward order whose output differs."""
         rows, calls = self.group.rows(self.failure.batch.rows), self.failure.found.calls
-        by_rank = self._ranks.all_gather(lambda: local_calls(calls) if rows.stop > rows.start else {})
+        own = self.group.together(lambda: local_calls(calls) if rows.stop > rows.start else {})
+        by_rank = self.group.all_gather(own)
         wrong, right = self._judged_modules(by_rank)
         if not wrong:
             return Found()
