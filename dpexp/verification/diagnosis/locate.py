@@ -21,7 +21,7 @@ from dpexp.verification.compare import Tensors, distance
 from dpexp.verification.diagnosis import patterns
 from dpexp.verification.diagnosis.found import Found, located
 from dpexp.verification.diagnosis.gradients import FirstGradient
-from dpexp.verification.diagnosis.modules import FirstModule
+from dpexp.verification.diagnosis.modules import first_module
 from dpexp.verification.failure import Failure
 from dpexp.verification.take import OF_OPTIMIZER, Take
 
@@ -34,7 +34,7 @@ class Locator:
 
     def __init__(self, sides: Take, failure: Failure, model: nn.Module) -> None:
         self.sides, self.failure, self.model = sides, failure, model
-        self.group, self.limits = sides.group, sides.judge.limits
+        self.group = sides.group
 
     def find(self) -> Found:
         """One message: what differs in which step, the first module, the first parameter, and the pattern.
@@ -47,7 +47,7 @@ class Locator:
         if failed.kind in ("buffers", *OF_OPTIMIZER):
             reason = located("the reason", lambda: Found(self._of_tensor()))
             return Found(": ".join(filter(None, (start, reason.text))), _owner(failed.tensor))
-        module = located("the first module", FirstModule(self.sides, self.failure).find)
+        module = located("the first module", lambda: first_module(self.sides, self.failure))
         gradient = located("the first gradient", FirstGradient(self.sides, self.failure).find)
         begins = [module, gradient] if module.is_sure else [gradient, module]
         hint = self.failure.hint or located("the loss", lambda: Found(self._of_loss())).text
@@ -165,7 +165,7 @@ def _updates(
     parameters: Mapping[str, nn.Parameter], expected: Tensors, before: Tensors
 ) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
     """What a step has added to this rank's part of each parameter, and what it should have."""
-    from torch.distributed.tensor import DTensor, distribute_tensor
+    from torch.distributed.tensor import DTensor, distribute_tensor  # it takes long to import
 
     pairs = dict[str, tuple[torch.Tensor, torch.Tensor]]()
     for name, parameter in parameters.items():
