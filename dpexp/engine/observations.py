@@ -11,7 +11,7 @@ from dpexp.distributed.world import Member
 from dpexp.engine.facts import directory, environment, file_hashes, torch_environment
 from dpexp.engine.prepared import Prepared
 from dpexp.engine.references import references
-from dpexp.measurement.observe import device_map, observe, observed
+from dpexp.measurement.observe import device_map, observe, observed_batches
 from dpexp.record.journal import now
 from dpexp.record.record import Row
 from dpexp.record.redact import redact_values
@@ -89,7 +89,7 @@ class Observations:
 
     def shapes(self) -> list[Row]:
         """``shapes`` of a Record: see ``observe.observe``."""
-        prepared, numbers = self._prepared, observed(self._prepared.batches_per_epoch)
+        prepared, numbers = self._prepared, observed_batches(self._prepared.batches_per_epoch)
         first, *others = islice(prepared.batches(0), len(numbers))
         others[-1:] = map(prepared.as_last, others[-1:])
         gradients = prepared.strategy.trains and not self._names

@@ -53,6 +53,7 @@ class CountCollectives(CountingMode):  # type: ignore[no-untyped-call]
         self._is_backward = False
 
     def counted(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Count what the operator sends, if it is a collective."""
         self._is_backward |= torch._C._current_graph_task_id() != -1
         name = func.__name__.replace("_", "")
         found = next((value for begin, value in WHAT.items() if name.startswith(begin)), None)

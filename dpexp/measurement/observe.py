@@ -75,7 +75,7 @@ def _bytes(value: Any, requires_grad: bool = False) -> int:
     return sum(map(size_of, found))
 
 
-def observed(batches: int) -> list[int]:
+def observed_batches(batches: int) -> list[int]:
     """The numbers of the batches to observe in an epoch of so many."""
     return [*range(min(batches, EPOCH_LIMIT)), *([batches - 1] if batches > EPOCH_LIMIT else [])]
 
@@ -144,7 +144,7 @@ def device_map(
 
 
 def device_of(part: Part, tensor: torch.Tensor) -> torch.device:
-    """The device of a tensor that a module has: on the CPU the module's, which may be virtual."""
+    """The device of a module's tensor of any shape: on the CPU the module's, which may be virtual."""
     return tensor.device if tensor.device.type != "cpu" else devices.placed_on(part.module)
 
 
@@ -161,20 +161,15 @@ def _device_map_row(part: Part, kind: str, name: str, tensor: torch.Tensor) -> R
     }
 
 
-def local_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """The tensors that hold the numbers of a tensor: this rank's shard, or indices and values."""
+def size_of(tensor: torch.Tensor) -> int:
+    """The bytes of the numbers that this rank has of a tensor of any shape; of a sparse one with indices."""
     if is_traceable_wrapper_subclass(tensor):
         inner = [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]  # a DTensor's mesh, too
-        return [part for each in tensors.walk(inner) for part in local_parts(each)]
+        return sum(map(size_of, tensors.walk(inner)))
     if tensor.is_sparse:
         sparse: Any = tensor
-        return [sparse._indices(), sparse._values()]
-    return [tensor]
-
-
-def size_of(tensor: torch.Tensor) -> int:
-    """The bytes of a tensor's numbers on this rank."""
-    return sum(part.numel() * part.element_size() for part in local_parts(tensor))
+        return size_of(sparse._indices()) + size_of(sparse._values())
+    return tensor.numel() * tensor.element_size()
 
 
 def _sharding(tensor: Any, full_shape: Sequence[int] | None) -> Row:

@@ -108,7 +108,7 @@ def with_touched_rows(model: nn.Module, batches: Sequence[Batch]) -> tuple[nn.Mo
 
 
 def touched_rows(reduced: nn.Module) -> dict[str, torch.Tensor]:
-    """The ids (n,) of the rows that a reduced model has of its large tables, by the name of the parameter."""
+    """The ids, of shape (n,), of the rows that a reduced model has of large tables, by parameter."""
     return {
         f"{name}.weight": hook.rows
         for name, module in reduced.named_modules()

@@ -6,7 +6,7 @@ from torch import nn
 from dpexp import devices
 from dpexp.config.run_config import RunConfig
 from dpexp.data.batch import Batch
-from dpexp.measurement.observe import EPOCH_LIMIT, device_map, observe, observed
+from dpexp.measurement.observe import EPOCH_LIMIT, device_map, observe, observed_batches
 from dpexp.strategies.placed import Placed
 from dpexp.strategies.registry import STRATEGIES
 from dpexp.timing import Timer
@@ -41,11 +41,11 @@ def test_the_model_is_not_changed() -> None:
 
 def test_a_long_epoch_is_observed_by_its_first_batches_and_its_last() -> None:
     batches = [batch_of(torch.zeros(4, 2))] * EPOCH_LIMIT + [batch_of(torch.zeros(3, 2))]
-    numbers = observed(EPOCH_LIMIT + 51)
+    numbers = observed_batches(EPOCH_LIMIT + 51)
     rows = observe(single(nn.Linear(2, 2)), batches, nn.functional.mse_loss, numbers)
     assert [row["batch"] for row in rows] == [*range(EPOCH_LIMIT), EPOCH_LIMIT + 50] == numbers
     assert rows[-1]["inputs"] == [[3, 2]]
-    assert observed(EPOCH_LIMIT) == [*range(EPOCH_LIMIT)]
+    assert observed_batches(EPOCH_LIMIT) == [*range(EPOCH_LIMIT)]
 
 
 def test_a_module_called_twice_has_two_rows() -> None:
