@@ -41,7 +41,7 @@ class CountingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self.counted(func, args, kwargs or {})
 
     def counted(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """The outputs of the operator ``func``, which is counted. Raises NotImplementedError in this class."""
+        """The outputs of the operator ``func``, which is counted. Raises NotImplementedError here."""
         raise NotImplementedError
 
 
