@@ -13,12 +13,12 @@ from torch import nn
 
 from dpexp import tensors
 from dpexp.config.errors import NotComparableError
+from dpexp.data.averages import ROWS, count
 from dpexp.strategies.modules import named_parameters
 from dpexp.verification.compare import Difference, Limits, noise_of, parts_of
 from dpexp.verification.judge import Judge
 from dpexp.verification.rounding import DRAWS, MARGIN, largest
 from dpexp.watch import update
-from dpexp.watch.averages import ROWS, count
 from dpexp.watch.calls import Call, full
 from dpexp.watch.explain import Case, explain, mean_of_means, sampled
 from dpexp.watch.findings import Finding, FoundError
