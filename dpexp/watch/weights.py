@@ -21,6 +21,7 @@ from dpexp.copies import copied_module
 from dpexp.data.averages import SUM, Rule, count
 from dpexp.data.halves import rules
 from dpexp.verification.alone import alone
+from dpexp.verification.diagnosis.fit import multiple
 from dpexp.watch.calls import Call
 from dpexp.watch.ranks import LoopRanks
 from dpexp.watch.replay import Replay
@@ -239,21 +240,12 @@ def _plain(call: Call) -> Call:
 
 def _set_factor(call: Call, expected: dict[int, torch.Tensor]) -> float:
     """How far the loop's gradient is from any multiple of the expected one; sets the call's factor."""
-    places = [place for place in expected if place in call.gradients]
-    call.factor = math.nan
-    if not places:
+    call.factor, fitted = math.nan, multiple(call.gradients, expected)
+    if fitted is None:
         return 0.0
-    a, b = (
-        torch.cat([side[place].detach().cpu().double().flatten() for place in places])
-        for side in (call.gradients, expected)
-    )
-    size = float(b @ b)
-    if not size:
-        return 0.0
-    call.factor = float(a @ b) / size
-    apart = float((a - call.factor * b).norm()) / max(float(a.norm()), 1e-300)
-    eps = max(torch.finfo(expected[place].dtype).eps for place in places)
-    return apart if apart > max(100 * eps, APART) else 0.0
+    (call.factor,) = fitted.factors
+    eps = max(torch.finfo(each.dtype).eps for place, each in expected.items() if place in call.gradients)
+    return fitted.apart if fitted.apart > max(100 * eps, APART) else 0.0
 
 
 def _with_leaves(tree: Any, leaves: Sequence[torch.Tensor]) -> Any:
