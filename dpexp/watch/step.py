@@ -20,12 +20,12 @@ from dpexp.verification.diagnosis.fit import multiple
 from dpexp.verification.judge import Judge
 from dpexp.verification.rounding import DRAWS, MARGIN, largest
 from dpexp.watch import update
-from dpexp.watch.calls import Call, full
+from dpexp.watch.calls import LoopCall, full
 from dpexp.watch.explain import Case, explain, mean_of_means, sampled
-from dpexp.watch.findings import Finding, FoundError
+from dpexp.watch.findings import FoundError, LoopFinding
 from dpexp.watch.ranks import LoopRanks
 from dpexp.watch.replay import HAS_STATE, Gradients, Narrowest, Replay
-from dpexp.watch.weights import Weighed, Weighing, are_alike, observed, scalar_place
+from dpexp.watch.weights import Weighed, Weighing, are_alike, loss_of_all_rows, scalar_place
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -51,7 +51,7 @@ class Options:
 
 
 @dataclass
-class Step:
+class LoopStep:
     """The reference of step ``number``, for all its optimizers.
 
     Every rank must call every method. They raise FoundError for what a single device computes otherwise, and
@@ -65,8 +65,8 @@ class Step:
     ranks: LoopRanks
     replay: Replay
     judge: Judge
-    calls: Sequence[Call]
-    losses: Sequence[Call]
+    calls: Sequence[LoopCall]
+    losses: Sequence[LoopCall]
     residue: Tensors
     warnings: dict[str, None]
     weighed: Weighed | None = None
@@ -103,7 +103,7 @@ class Step:
             self.weighed = weighing.weigh(self.calls, self.losses, self.counted)
             self._check_loss(self.weighed)
         losses = self.calls if self.options.loss is None else self.losses
-        self.loss = observed(losses, self.weighed, self.ranks, self.counted)
+        self.loss = loss_of_all_rows(losses, self.weighed, self.ranks, self.counted)
         rows = self.ranks.all_gather(sum(int(count(ROWS, call.inputs)) for call in self.calls))
         self.samples = sum(rows[rank] for rank in set(self.counted))
         self.expected = self._sum()
@@ -355,7 +355,7 @@ class Step:
         self.warnings[text] = None
 
     def _raise(self, kind: str, what: str, cause: str, worst: Difference | None = None) -> None:
-        raise FoundError(Finding(self.number, kind, what, cause, worst))
+        raise FoundError(LoopFinding(self.number, kind, what, cause, worst))
 
 
 def _by_name(of_calls: Sequence[Sequence[torch.Tensor]]) -> dict[str, torch.Tensor]:
