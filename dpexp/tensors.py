@@ -76,16 +76,19 @@ def map_tensors(change: Callable[[torch.Tensor], torch.Tensor], value: Any) -> A
     return value if inside is None else rebuild(value, [map_tensors(change, entry) for _, entry in inside])
 
 
-def joined(trees: Sequence[Any], *, of_shards: bool = False) -> Any:
-    """The rows (dimension 0) of all of these, in one tensor after the other.
+def concatenated(trees: Sequence[Any]) -> Any:
+    """The rows of all, in one tensor after the other; scalars as a vector; the rest is that of the first."""
+    columns = zip(*(walk(each) for each in trees), strict=True)
+    together = iter([torch.cat(each) if each[0].dim() else torch.stack(each) for each in columns])
+    return map_tensors(lambda _: next(together), trees[0])
 
-    Everything else must be the same in all: raises ValueError where they are not parts of one batch.
-    ``of_shards``: they are what a module has returned for each shard, as ``gather`` joins it: scalars become
-    a vector, and everything else is that of the first.
+
+def joined(trees: Sequence[Any]) -> Any:
+    """The rows of all of these, in one tensor after the other; everything else must be the same in all.
+
+    Raises ValueError where they are not parts of one batch.
     """
     first = trees[0]
-    if isinstance(first, torch.Tensor) and of_shards:
-        return torch.cat([*trees]) if first.dim() else torch.stack([*trees])
     if isinstance(first, torch.Tensor):
         if first.dim() == 0:
             if not all(torch.equal(first, each) for each in trees):
@@ -96,11 +99,11 @@ def joined(trees: Sequence[Any], *, of_shards: bool = False) -> Any:
         return torch.cat([each.to(first.device) for each in trees])
     inside = [entries(each) for each in trees]
     if inside[0] is None:
-        if not of_shards and any(each != first for each in trees):
+        if any(each != first for each in trees):
             raise ValueError("values differ")
         return first
     columns = zip(*[[each for _, each in of_tree or ()] for of_tree in inside], strict=True)
-    return rebuild(first, [joined(column, of_shards=of_shards) for column in columns])
+    return rebuild(first, [joined(column) for column in columns])
 
 
 def shapes(value: Any) -> list[list[int]]:

@@ -101,7 +101,7 @@ class Evaluation:
         if self.metrics is not None:
             with as_config_error("metrics: joining the outputs and targets of all batches"):
                 targets = [part.targets for part in parts]
-                all_rows = tensors.joined([*zip(outputs, targets, strict=True)], of_shards=True)
+                all_rows = tensors.concatenated([*zip(outputs, targets, strict=True)])
             with as_config_error("metrics"):
                 numbers = _numbers(self.metrics(*all_rows))
         if self.held_out is None:

@@ -70,7 +70,7 @@ class Chunked(Wrapper):
             if chunk == 0:
                 kept = own
         _set_buffers(kept)
-        return outputs[0] if len(outputs) == 1 else tensors.joined(outputs, of_shards=True)
+        return outputs[0] if len(outputs) == 1 else tensors.concatenated(outputs)
 
     def _split(self, args: Any, kwargs: Any) -> Iterator[tuple[Any, Any]]:
         rows = next((len(tensor) for tensor in tensors.walk((args, kwargs)) if tensor.dim()), 1)

@@ -62,7 +62,7 @@ class FirstModule:
             if counts[key] >= calls:
                 continue  # of another chunk
             chunks = [each[counts[key]] for each in of_chunks]
-            wanted = chunks[0] if len(chunks) == 1 else tensors.joined(chunks, of_shards=True)
+            wanted = chunks[0] if len(chunks) == 1 else tensors.concatenated(chunks)
             for found_key in self._levels(by_rank, key[0]):
                 found = joined_call(by_rank, together, found_key, counts[key], calls, wanted)
                 if found is not None:
