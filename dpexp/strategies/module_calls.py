@@ -100,8 +100,8 @@ def running_calls(
 
     def end(call: ModuleCall) -> None:
         changes()
-        while running.pop().module is not call.module:
-            pass  # of a call whose exception the model has caught
+        begun = [at for at, each in enumerate(running) if each.module is call.module]
+        del running[max(begun, default=len(running)) :]  # with calls whose exception the model has caught
 
     with module_calls(model, begin, end):
         yield running

@@ -1,8 +1,11 @@
 """Module calls: each module once, under its first name, and the call in which an exception was raised."""
 
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from threading import Barrier
 
 import torch
+from helpers.command_lines import PATIENCE_S
 from torch import nn
 
 from dpexp.parallel import DataParallel
@@ -45,3 +48,20 @@ def test_an_exception_that_the_model_catches_leaves_the_calls_around_it() -> Non
         model(torch.ones(4, 3))
         assert running == []
     assert seen[:4] == [[], [""], ["", "refuses"], ["", "refuses", "first"]]
+
+
+def test_a_model_may_call_its_modules_in_threads() -> None:
+    both = Barrier(2, timeout=PATIENCE_S)
+    layers = [nn.Sequential(nn.Linear(3, 3)) for _ in range(2)]
+    for layer in layers:
+        layer[0].register_forward_hook(lambda *_: both.wait() and None)
+
+    class Threaded(nn.ModuleList):
+        def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
+            with ThreadPoolExecutor(2) as threads:
+                return list(threads.map(lambda layer: layer(x), self))
+
+    model = Threaded(layers)
+    with running_calls(model) as running:
+        assert len(model(torch.ones(4, 3))) == 2
+    assert running == []
