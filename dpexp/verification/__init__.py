@@ -1,9 +1,13 @@
 """Verification: a step of a layout, and the same step of a single device from the layout's own state.
 
+    sides        a layout, and the single device beside it
     state        what a step begins with: parameters, buffers, the optimizer's tensors, random states
     step         what it computes: outputs, loss, gradients, and the buffers that it leaves
     expected     the step of a single device from the state of the layout, gathered from all ranks
     take         a step of the layout beside the expected one; each begins with the layout's own state
+    trial        what takes have shown so far: errors, notes, the first failure
+    try          which takes a proof makes of the copies: in which mode, on which batches
+    proof        the tries in float64, and which of their trials counts; ``own_steps`` takes those of the run
     mode         which modules are in eval mode, and whether a single device computes rows together
     chunk        else: the rows of one replica or rank, with their own random numbers and batch statistics
     window       the batches whose gradients accumulate until the optimizer steps
@@ -11,10 +15,9 @@
     tolerance    the error that rounding may make: 1e-12 in float64
     noise        the error of a single device beside itself, rounded otherwise: measured where it counts
     limit        the tolerance, or the noise with a margin where that is more
-    reference    another expected step: replayed, rounded otherwise, in the shorter type, in float64. What is
-                 over the limit of one, and not of another, is not wrong
-    proof        the takes of copies in float64, in their modes; ``own_steps`` are those of the run itself
-    failure      the first take over a limit; ``diagnosis`` says where it begins and what it looks like
+    reference    another expected step: replayed, rounded otherwise, in the shorter type, in float64. A step
+                 is wrong if it is too far from each of them
+    failure      the first step over a limit; ``diagnosis`` says where it begins and what it looks like
 
 An example: ``y = w x``, the loss is the mean of ``y²`` over the rows, and ``w = 1``. SGD with the rate 0.01.
 

@@ -37,12 +37,12 @@ class _Output(NamedTuple):
         return next((pair for pair in pairs if whole_error(*pair) > limit), None)
 
 
-def first_module(take: Take, failure: Failure) -> Found:
+def first_module(sides: Take, failure: Failure) -> Found:
     """The first module in forward order whose output differs; every rank must call this.
 
     Raises RankError.
     """
-    group, calls = take.group, failure.found.calls
+    group, calls = sides.group, failure.found.calls
     rows, error = group.rows(failure.batch.rows), failure.worst.error
     by_rank = group.all_gather(group.together(lambda: local_calls(calls) if rows.stop > rows.start else {}))
     limit = max(min(failure.worst.limit, error / 2), BESIDE * min(1.0, error))
