@@ -12,7 +12,7 @@ from dpexp.engine.facts import environment
 from dpexp.engine.prepared import Prepared
 from dpexp.engine.references import directory, file_hashes, references
 from dpexp.engine.torch_facts import object_hashes, torch_environment
-from dpexp.measurement.observe import device_map, observe, observed
+from dpexp.measurement.observe import device_map, observe, observed_batches
 from dpexp.record.journal import now
 from dpexp.record.record import Row
 from dpexp.record.redact import redact_values
@@ -90,7 +90,7 @@ class Observations:
 
     def shapes(self) -> list[Row]:
         """``shapes`` of a Record: see ``observe.observe``."""
-        prepared, numbers = self._prepared, observed(self._prepared.batches_per_epoch)
+        prepared, numbers = self._prepared, observed_batches(self._prepared.batches_per_epoch)
         first, *others = islice(prepared.batches(0), len(numbers))
         others[-1:] = map(prepared.as_last, others[-1:])
         gradients = prepared.strategy.trains and not self._names

@@ -14,7 +14,7 @@ from dpexp.engine.step_log import StepLog
 from dpexp.engine.verify import Verification
 from dpexp.measurement.collectives import counted_collectives
 from dpexp.measurement.profile import STEPS, WARM_UP, profile_steps
-from dpexp.measurement.step_profile import StepProfile
+from dpexp.measurement.step_profile import profiled_step
 from dpexp.measurement.steps import timed_steps
 from dpexp.record.journal import Journal
 from dpexp.timing import Timer
@@ -159,10 +159,9 @@ class Measurement:
         """Observe one further step, unless no further steps are wanted (``--phase-steps 0``)."""
         if not self._schedule.phase_steps:
             return
-        profile = StepProfile(self.trainer, self.prepared.data.objective.tokens)
-        profile.take(next(self.prepared.local_batches(0)))
-        work = self.observations.work(profile.work())
-        memory_use = self.observations.memory_use(profile.memory())
+        batch, tokens = next(self.prepared.local_batches(0)), self.prepared.data.objective.tokens
+        work, memory_use = profiled_step(self.trainer, batch, tokens)
+        work, memory_use = self.observations.work(work), self.observations.memory_use(memory_use)
         self.journal.set({"memory_use": memory_use, **{f"work.{key}": value for key, value in work.items()}})
         self.journal.flush()
 
