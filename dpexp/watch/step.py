@@ -23,9 +23,10 @@ from dpexp.watch import update
 from dpexp.watch.calls import LoopCall, full
 from dpexp.watch.explain import Case, explain, mean_of_means, sampled
 from dpexp.watch.findings import FoundError, LoopFinding
+from dpexp.watch.options import Options
 from dpexp.watch.ranks import LoopRanks
 from dpexp.watch.replay import HAS_STATE, Gradients, Narrowest, Replay
-from dpexp.watch.weights import Weighed, Weighing, are_alike, loss_of_all_rows, scalar_place
+from dpexp.watch.weights import Weighed, Weighing, loss_of_all_rows, scalar_place
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -39,15 +40,6 @@ def held_by(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, nn.
 def digests(named: Tensors) -> dict[str, str]:
     """The digest of each tensor, by name."""
     return {name: tensors.digest([each]) for name, each in named.items()}
-
-
-@dataclass(frozen=True)
-class Options:
-    """What the user has said of the loop; see ``dpexp.watch``."""
-
-    loss: Callable[..., Any] | None
-    clip_norm: Any
-    weight: Any
 
 
 @dataclass
@@ -152,9 +144,7 @@ class LoopStep:
             clip=self.options.clip_norm,
             limit=self.limits.tolerance,
             is_scaled=self.is_scaled,
-            rule=self.weighed.rule if self.weighed is not None else "",
-            are_equal=self.weighed is not None and self.weighed.are_equal,
-            is_weighed_right=self.weighed is not None and are_alike(self.weighed.factors),
+            weighed=self.weighed,
         )
         what = f"of '{failed.tensor}' differ by {failed.error:.1e}"
         self._raise("gradients", what, explain(case), failed)
@@ -288,9 +278,7 @@ class LoopStep:
         near, of_loop = multiple(found, self.expected), multiple(found, self.of_loop)
         is_loops = near is not None and of_loop is not None and of_loop.left < 0.5 * near.left
         if all(self.ranks.all_gather(is_loops)):
-            times = [each / mean for each in factors]
-            ranks = len(set(self.counted))
-            cause = mean_of_means(times, ranks, weighed.rule, weighed.are_equal)
+            cause = mean_of_means([each / mean for each in factors], len(set(self.counted)), weighed)
             self._raise("loss", "calls have other weights than in the loss of all rows", cause)
 
     def _check_state(self, optimizer: torch.optim.Optimizer, held: Mapping[str, nn.Parameter]) -> None:

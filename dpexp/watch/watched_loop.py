@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from dpexp.config.errors import NotComparableError, describe
+from dpexp.config.errors import ConfigError, NotComparableError, describe
 from dpexp.config.words import listed, plural
 from dpexp.strategies.modules import named_parameters
 from dpexp.verification.compare import Difference, Limits
@@ -22,11 +22,13 @@ from dpexp.verification.result import KINDS, row_of
 from dpexp.watch.calls import Hook, LoopCalls, ObservedLoss, full
 from dpexp.watch.explain import sampled
 from dpexp.watch.findings import FoundError, LoopFinding
+from dpexp.watch.layout import layout_of
+from dpexp.watch.options import Options
 from dpexp.watch.program import shapes
 from dpexp.watch.ranks import LoopRanks
 from dpexp.watch.recording import Recording
 from dpexp.watch.replay import Replay
-from dpexp.watch.step import LoopStep, Options, digests, held_by
+from dpexp.watch.step import LoopStep, digests, held_by
 from dpexp.watch.unchanged import unchanged
 
 _watched: weakref.WeakSet[WatchedLoop] = weakref.WeakSet()
@@ -43,8 +45,6 @@ class WatchedLoop:
         self,
         model: nn.Module,
         options: Options,
-        steps: int,
-        raises: bool,
         recording: Recording,
         replay: Replay,
     ) -> None:
@@ -52,8 +52,7 @@ class WatchedLoop:
         self.findings: list[LoopFinding] = []
         self.warnings: dict[str, None] = {}
         self.note, self.steps, self.seconds = "", 0, 0.0
-        self._model, self._options, self._wanted, self._raises = model, options, steps, raises
-        self._at_once = steps
+        self._model, self._options, self._wanted = model, options, options.steps
         self._recording, self._replay = recording, replay
         self._written: weakref.WeakSet[nn.Parameter] = weakref.WeakSet(model.parameters())
         self._calls = LoopCalls(model, self._remove, self._forget_step)
@@ -76,6 +75,22 @@ class WatchedLoop:
         self.done = True
         self._observe()
 
+    @classmethod
+    def begin(cls, model: nn.Module, options: Options, name: str | None, track: bool) -> WatchedLoop:
+        """Begin to watch, and a run of this name if it is to be tracked; every rank must call this.
+
+        Raises ConfigError for a model that is laid out already, or cannot be copied.
+        """
+        if not isinstance(model, nn.Module):
+            raise ConfigError(f"model is {type(model).__name__}, not a torch.nn.Module")
+        if found := layout_of(model):
+            raise ConfigError(
+                f"the model is laid out already ({found}): call dpexp.watch before, on the model as written"
+            )
+        stated = {key: getattr(options, key) for key in ("clip_norm", "weight", "steps", "raises")}
+        replay = Replay(model)
+        return cls(model, options, Recording.begin(model, name, stated) if track else Recording(), replay)
+
     def again(self, steps: int | None = None) -> None:
         """Watch so many further steps, as many as before by default; every rank must call this.
 
@@ -86,7 +101,7 @@ class WatchedLoop:
                 f"the loop is still watched: {self.steps} of {self._wanted} steps were compared"
             )
         self._remove()
-        self._wanted = self.steps + (self._at_once if steps is None else steps)
+        self._wanted = self.steps + (self._options.steps if steps is None else steps)
         self._observe()
 
     def log(self, **metrics: float) -> None:
@@ -310,7 +325,7 @@ class WatchedLoop:
             self._give_up(str(why))
         except Exception as error:  # of a rank that does not come to this step, for one
             self._give_up(describe(error))
-        if self.findings and self._raises:
+        if self.findings and self._options.raises:
             raise self.findings[0].error()
 
     def _give_up(self, why: str) -> None:

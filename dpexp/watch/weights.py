@@ -205,6 +205,7 @@ class Weighing:
 
 
 def are_alike(numbers: Sequence[float]) -> bool:
+    """Whether they are the same but for rounding."""
     return bool(numbers) and max(numbers) - min(numbers) < 1e-3 * max(map(abs, numbers))
 
 

@@ -157,7 +157,7 @@ def test_ranks_are_one_run_and_a_program_that_starts_again_has_another(
 ) -> None:
     _, run_id = run_program(tmp_path, "restart", *AGENT, "2", "--max-restarts", "1")
     (failed,) = (path.name for path in (dpexp_home / "runs").iterdir() if path.name != run_id)
-    assert record_of(dpexp_home, failed).status == "failed"
+    assert record_of(dpexp_home, failed).status in ("failed", "killed")  # the agent ends what still runs
     record = record_of(dpexp_home, run_id)
     assert (record.status, record.strategy, record.execution) == ("finished", "watch", "real")
     assert record.config["layout"] == "ddp"
