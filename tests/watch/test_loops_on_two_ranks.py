@@ -21,6 +21,7 @@ from loops import (
     normalized,
     numbers,
     rank,
+    scaled,
     seeded,
     sgd,
     tokens,
@@ -267,22 +268,13 @@ def ddp_with_dropout_and_other_seeds_on_ranks() -> Any:
     return train(run, parallel, sgd(model), batch=tokens, micro=2)
 
 
-@right()
-def ddp_with_autocast_and_grad_scaler() -> Any:
-    run = watch(model := seeded(), mse, clip_norm=0.1)
-    parallel, scaler = DistributedDataParallel(model), torch.amp.GradScaler("cpu", init_scale=256.0)
-    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-    for step in range(3):
-        optimizer.zero_grad()
-        inputs, targets = numbers(step, 0)
-        with torch.autocast("cpu", torch.bfloat16):
-            loss = run.loss(parallel(inputs).float(), targets)
-        scaler.scale(loss).backward()
-        scaler.unscale_(optimizer)
-        clip(model, 0.1)()
-        scaler.step(optimizer)
-        scaler.update()
-    return run
+right(
+    ddp_with_autocast_and_grad_scaler=lambda: scaled(
+        is_fused=True,
+        layout=DistributedDataParallel,
+        cast=lambda: torch.autocast("cpu", torch.bfloat16),
+    )
+)
 
 
 @right("update was not compared")
@@ -480,7 +472,9 @@ def raised_on_both_ranks(_: ProcessGroup) -> dict[str, Any]:
 
 def test_a_finding_is_raised_inside_the_step_of_every_rank() -> None:
     first, second = in_ranks(2, __file__, "raised_on_both_ranks")["raised_on_both_ranks"]
-    assert "not divided by 4" in first["cause"]
+    assert "the loss of each of 4 micro-batches is not divided by 4" in first["cause"]
+    assert (first["kind"], first["step"], first["module"]) == ("gradients", 1, "")
+    assert first["error"] == pytest.approx(3)
     assert first == second
 
 
