@@ -271,7 +271,7 @@ def _owners(parameter: Any, rank: int) -> torch.Tensor:
 
 
 def sampled(gradients: Tensors) -> dict[str, torch.Tensor]:
-    """Some numbers of each, as vectors in float64 on the host."""
+    """Some numbers of each, by name, as vectors in float64 on the host."""
     flat = {name: each.detach().cpu().flatten().double() for name, each in gradients.items()}
     return {name: each[:: max(1, len(each) // SAMPLE)] for name, each in flat.items()}
 

@@ -75,7 +75,7 @@ class Replay:
         return named_parameters(self._model)
 
     def load(self, state: Mapping[str, torch.Tensor], laid_out: nn.Module) -> None:
-        """Take the parameters before the step. Raises NotComparableError for those of another model."""
+        """Take the parameters before the step, by name. NotComparableError: they are of another model."""
         if any(isinstance(part, nn.SyncBatchNorm) for part in laid_out.modules()):
             raise NotComparableError(
                 "SyncBatchNorm normalizes with the rows of all ranks, which no call of a single device has: "
@@ -104,7 +104,7 @@ class Replay:
             each.data = each.data.new_empty(0)
 
     def outputs(self, call: LoopCall, draw: int | None = None) -> list[torch.Tensor]:
-        """Repeat a call: the tensors among its outputs, in order."""
+        """Repeat a call: the tensors among its outputs, of any shape, in order."""
         with self._repeating(call, draw) as inputs:
             args, kwargs = inputs
             return list(tensors.walk(self._model(*args, **kwargs)))

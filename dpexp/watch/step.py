@@ -77,7 +77,10 @@ class LoopStep:
     limits: Limits = field(default_factory=lambda: Limits(0.0))
 
     def begin(self) -> None:
-        """Compare the parameters of ranks, the outputs of each call, and what each call counts."""
+        """Compare the parameters of ranks, the outputs of each call, and what each call counts.
+
+        Raises NotComparableError where the loop has not called the model.
+        """
         for call in (*self.calls, *self.losses):  # every rank takes part, also one that stands for no rows
             call.gather()
         self.parameters = {name: full(each).clone() for name, each in named_parameters(self.model).items()}
