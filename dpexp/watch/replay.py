@@ -118,12 +118,10 @@ class Replay:
 
     def gradients_of(self, call: LoopCall, draw: int | None = None) -> Gradients:
         """What a call makes of the loop's gradients at its outputs, if it counts once."""
-        for each in self.parameters.values():
-            each.grad = None
+        self._model.zero_grad()
         self._backward(call, draw)
         found = {name: each.grad for name, each in self.parameters.items() if each.grad is not None}
-        for each in self.parameters.values():
-            each.grad = None
+        self._model.zero_grad()
         return {name: (each.to_dense() if each.is_sparse else each) for name, each in found.items()}
 
     def gradients(self, calls: Sequence[LoopCall], draw: int | None = None) -> Gradients:
@@ -138,12 +136,10 @@ class Replay:
                 total[name] += each
         return total
 
-    def scalar(self, inputs: Any) -> float:
-        """The loss among the outputs of the model in eval mode."""
-        args, kwargs = inputs
-        with torch.no_grad():
-            outputs = tensors.walk(self._model.eval()(*args, **kwargs))
-            return float(next(each for each in outputs if each.dim() == 0))
+    def scalar(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """The loss among the outputs of the model in eval mode, a scalar."""
+        outputs = tensors.walk(self._model.eval()(*args, **kwargs))
+        return next(each for each in outputs if each.dim() == 0)
 
     def on_host(self) -> Replay:
         """A copy on the host, where an id that is not known raises and does not break the device."""

@@ -213,8 +213,7 @@ def zero_grad_missing() -> Any:
 
 @wrong("trains nothing of this model")
 def the_optimizer_of_a_copy() -> Any:
-    run = watch(model := MLP(), mse)
-    return train(run, model, sgd(copy.deepcopy(model)))
+    return loop(model := MLP(), optimizer=lambda _: sgd(copy.deepcopy(model)))
 
 
 @wrong("bfloat16", "narrower type")
@@ -338,6 +337,9 @@ right(
     tied_weights=lambda: loop(LanguageModel(is_tied=True), loss=cross_entropy, batch=tokens, micro=2),
     dropout=lambda: loop(LanguageModel(dropout=0.3), loss=cross_entropy, batch=tokens, micro=3),
     a_compiled_model=lambda: loop(MLP(), layout=lambda model: torch.compile(model, backend="aot_eager")),
+    a_model_that_compiles_itself=lambda: loop(
+        MLP(), layout=lambda model: model.compile(backend="aot_eager") or model, micro=2
+    ),
 )
 
 
@@ -358,13 +360,6 @@ def a_reentrant_checkpoint_around_the_model() -> Any:
     run = watch(model := MLP(), mse)
     wrapped = lambda x: checkpoint(model, x.requires_grad_(), use_reentrant=True)  # noqa: E731
     return train(run, wrapped, sgd(model), micro=2)
-
-
-@right()
-def a_model_that_compiles_itself() -> Any:
-    run = watch(model := MLP(), mse)
-    model.compile(backend="aot_eager")
-    return train(run, model, sgd(model), micro=2)
 
 
 @right()

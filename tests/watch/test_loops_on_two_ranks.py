@@ -128,17 +128,18 @@ wrong(
 wrong("a sum over 2 ranks instead of the mean", gradients_summed_by_hand=lambda: by_hand(micro=3, divisor=1))
 
 
-@wrong("differs between ranks before the step", "were not seeded alike")
-def models_with_other_seeds_averaged_by_hand() -> Any:
-    run = watch(model := seeded(seed=rank()), mse)
-    return train(run, model, sgd(model), before_step=mean_over_ranks(model))
-
-
-@wrong("differs between ranks after the step", "an optimizer of another state")
-def a_learning_rate_of_each_rank() -> Any:
-    run = watch(model := seeded(), mse)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1 + 0.1 * rank())
-    return train(run, DistributedDataParallel(model), optimizer)
+wrong(
+    "differs between ranks before the step", "were not seeded alike",
+    models_with_other_seeds_averaged_by_hand=lambda: by_hand(lambda: seeded(seed=rank())),
+)  # fmt: skip
+wrong(
+    "differs between ranks after the step", "an optimizer of another state",
+    a_learning_rate_of_each_rank=lambda: loop(
+        seeded(),
+        layout=DistributedDataParallel,
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1 + 0.1 * rank()),
+    ),
+)  # fmt: skip
 
 
 class UsesMoreOnRank0(MLP):
@@ -177,10 +178,12 @@ wrong(
 )  # fmt: skip
 
 
-@wrong("own rows only", "without its wrapper")
-def the_module_inside_ddp_called() -> Any:
-    run = watch(model := seeded(), mse)
-    return train(run, DistributedDataParallel(model).module, sgd(model))
+wrong(
+    "own rows only", "without its wrapper",
+    the_module_inside_ddp_called=lambda: loop(
+        seeded(), layout=lambda model: DistributedDataParallel(model).module
+    ),
+)  # fmt: skip
 
 
 @wrong("'fc1.bias'", "rank 0 has the gradients of its own rows only")
@@ -190,13 +193,14 @@ def a_parameter_that_ddp_ignores() -> Any:
     return loop(model, layout=DistributedDataParallel)
 
 
-@wrong("own rows only")
-def ddp_cast_to_bfloat16_afterwards() -> Any:
-    return loop(
+wrong(
+    "own rows only",
+    ddp_cast_to_bfloat16_afterwards=lambda: loop(
         seeded(),
         layout=lambda model: DistributedDataParallel(model).bfloat16(),
         batch=lambda step, number: [each.bfloat16() for each in numbers(step, number)],
-    )
+    ),
+)
 
 
 @wrong("own rows only")
@@ -281,9 +285,8 @@ right(
 def the_update_of_a_zero_redundancy_optimizer() -> Any:
     from torch.distributed.optim import ZeroRedundancyOptimizer  # which warns of torch.jit.script
 
-    run = watch(model := seeded(), mse)
-    parallel = DistributedDataParallel(model)
-    return train(run, parallel, ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW))
+    optimizer = partial(ZeroRedundancyOptimizer, optimizer_class=torch.optim.AdamW)
+    return loop(seeded(), layout=DistributedDataParallel, optimizer=optimizer)
 
 
 @right()

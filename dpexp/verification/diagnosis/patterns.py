@@ -42,7 +42,7 @@ def factor(found: torch.Tensor, expected: torch.Tensor) -> float | None:
 
 
 def of_type(found: torch.Tensor) -> str:
-    """That all numbers are those of a shorter type: something has cast them, of any shape, to it."""
+    """That the numbers, of any shape, are all of a shorter type: something has cast them to it."""
     for kind in (torch.bfloat16, torch.float16, torch.float32):
         if found.numel() > FEW and torch.equal(found.to(kind).to(found.dtype), found):
             name = str(kind).removeprefix("torch.")
