@@ -129,7 +129,7 @@ class Proof:
         """Make the layout, of a copy with the modes of the model as written, and take its steps."""
         model = copied(self.model, self.dtype)
         mark_drawing(model, self._nature.drawing - {WHOLE_MODEL})
-        objective = self._probe.objective.of(model)
+        objective = self._probe.objective.copied(model)
         placed, is_short = self.lay_out(model), False
         kinds = {each.dtype for each in placed.module.parameters() if each.is_floating_point()}
         if len(kinds) == 1 and self.dtype not in kinds:

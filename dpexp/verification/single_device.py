@@ -55,10 +55,10 @@ class SingleDevice:
         chunks: Chunks | None = None,
         device: torch.device = devices.HOST,
     ) -> None:
-        self.objective, self.chunks = objective.of(model), chunks or Chunks()
+        self.objective, self.chunks = objective.copied(model), chunks or Chunks()
         placed = Placed(devices.place(on_one_device(model), device), device, device, (device,))
         with alone():  # an optimizer may ask for its ranks
-            self.trainer = Trainer(placed, self.objective.on_one_device, optimizer, autocast)
+            self.trainer = Trainer(placed, self._loss, optimizer, autocast)
         self._optimizer, self._autocast, self._module = optimizer, autocast, placed.module
         self._first = self._before = self._groups()
         self._switch = Switch(placed.module)
@@ -90,7 +90,9 @@ class SingleDevice:
     def has_stored_loss(self) -> bool:
         """Whether a method of the model is the loss, and the forward has stored a tensor for it."""
         stored = (value for module in self._module.modules() for value in vars(module).values())
-        return self.objective.is_method and any(getattr(each, "grad_fn", None) is not None for each in stored)
+        criterion = self.objective.criterion
+        is_method = criterion is not None and criterion.is_method
+        return is_method and any(getattr(each, "grad_fn", None) is not None for each in stored)
 
     def again(
         self,
@@ -236,6 +238,10 @@ class SingleDevice:
             self._load(replace(self._state, optimizer={}, gradients={}))
         self._state, self._gradients = None, {}
 
+    def _loss(self, outputs: Any, targets: Any) -> torch.Tensor:
+        self.objective, loss = self.objective.probed(outputs, targets)
+        return loss
+
     @contextmanager
     def _computing(self, draw: int | None) -> Iterator[None]:
         self.drew, self._since = False, random_state()
@@ -254,7 +260,8 @@ class SingleDevice:
             state.load(self.trainer)
         self._versions = {name: each._version for name, each in self.trainer.parameters().items()}
         self._follow_groups(state)
-        self.objective.follow(state.objective, self.trainer.placed.output_device)
+        kept = state.objective.copied(self._module, self.trainer.placed.output_device)
+        self.objective = replace(self.objective, criterion=kept.criterion)
 
     def _follow_groups(self, state: State) -> None:
         """Load of the optimizers' groups what their steps may change."""

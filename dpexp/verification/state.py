@@ -50,7 +50,7 @@ class State:
             optimizers.attributes() if optimizers is not None else [],
             optimizers.batches if optimizers is not None else 0,
             group.one_of_each_dp_rank(group.all_gather(random_state())),
-            objective.of(),
+            objective.copied(),
         )
 
     def optimizer_numbers(self) -> dict[str, torch.Tensor]:

@@ -44,7 +44,7 @@ def test_parameters_that_change_between_two_steps_are_found_by_the_next() -> Non
 
 def taken(model: nn.Module) -> Take:
     """A take of the model itself, beside a copy."""
-    objective = Objective(loss=functional.mse_loss)
+    objective = Objective.of(loss=functional.mse_loss)
     optimizer = OwnOptimizer(partial(torch.optim.SGD, lr=0.1))
     single = SingleDevice(copied(model, torch.float64), objective, optimizer)
     layout = Trainer(on_host(model), objective.loss, optimizer)
