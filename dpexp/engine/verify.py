@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import islice
-from typing import Any
 
 import torch
 
@@ -22,7 +21,6 @@ from dpexp.data.batch import Batch
 from dpexp.engine.prepared import Prepared
 from dpexp.engine.progress import ProgressBar
 from dpexp.record.journal import Journal
-from dpexp.record.record import Row
 from dpexp.timing import Timer
 from dpexp.training.optimizers import OptimizerChoice
 from dpexp.training.trainer import Trainer
@@ -30,13 +28,12 @@ from dpexp.verification.edge_rows import with_edge_rows
 from dpexp.verification.mode import Mode
 from dpexp.verification.own_steps import FIRST, OWN_STEPS, OwnSteps, Pairs, PlacedSteps
 from dpexp.verification.proof import Proof
-from dpexp.verification.result import Result
+from dpexp.verification.result import Result, entry
 from dpexp.verification.take import SEEDED_ALIKE
 from dpexp.verification.touched_rows import UnknownIdError, large_tables, with_touched_rows
 
 UNVERIFIED = "--no-check runs it unverified"
 """What a user may do about a layout that is refused."""
-_NO_STEPS: Row = {"first_steps": None, "last_step": None}
 
 
 class Verification:
@@ -58,12 +55,11 @@ class Verification:
     def before(self) -> None:
         """Compare steps of copies, before the model is placed."""
         if not self._prepared.schedule.check:
-            note = "not verified: --no-check"
-            self._journal.set(verification={"checked": False, "passed": None, "note": note, **_NO_STEPS})
+            self._journal.set(verification=entry("not verified: --no-check"))
             return
         self._progress.begin("verify")
         result = verify(self._prepared)
-        found = row(result)
+        found = result.entry()
         self._note, self._gaps = found["note"], found["gaps"]
         self._journal.set(verification=found)
         if result.cause:
@@ -133,16 +129,6 @@ def verify(prepared: Prepared) -> Result:
         return _compared(prepared, dtype)
     except UnknownIdError:  # in eval mode, the model looks up other rows
         return _compared(prepared, dtype, in_full=True)
-
-
-def row(result: Result) -> Row:
-    """The ``verification`` of a Record. ``cause`` says where a failure begins and what it looks like."""
-    found: dict[str, Any] = {"checked": result.passed is not None, **result.row()}
-    if result.passed is None:
-        found["note"] = "; ".join(["not verified: nothing could be compared", *result.notes])
-    unreached = {"parameters": [*result.unreached_parameters]}
-    gaps = {"gaps": [*result.gaps], "training_steps": result.training_steps, "unreached": unreached}
-    return {**found, **gaps, **_NO_STEPS}
 
 
 def _compared(prepared: Prepared, dtype: torch.dtype, in_full: bool = False) -> Result:

@@ -39,9 +39,11 @@ from dpexp.verification.trial import Trial, uncompared
 Pairs: TypeAlias = Iterable[tuple[Batch, Batch]]
 """Global batches, and the part of each that the rank computes."""
 FIRST = 4
-"""So many of the run's first steps are compared; those that a short warm-up lacks come after the last."""
+"""So many of the run's first steps are compared; those that a short warm-up lacks come after the last.
+
+Chosen: an optimizer has then begun from what its own steps have left, and a run waits little."""
 EPS = 4
-"""Errors up to so many eps of a narrow type are its rounding."""
+"""Errors up to so many eps of a narrow type are its rounding: of right layouts in bfloat16 half of one."""
 OWN_STEPS = "its own training steps"
 """What is not compared of a run where a single device does not compute them."""
 

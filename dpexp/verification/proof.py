@@ -16,7 +16,6 @@ import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 
 import torch
 from torch import nn
@@ -40,11 +39,11 @@ from dpexp.verification.failure import Failure, SingleDeviceError
 from dpexp.verification.gathered_outputs import scalars_of_replicas
 from dpexp.verification.judge import worst_of_ranks
 from dpexp.verification.mode import OTHER_NUMBERS, WHOLE_MODEL, Mode
+from dpexp.verification.model_copy import in_dtype
 from dpexp.verification.proof_sides import LayOut, ProofSides
 from dpexp.verification.recorder import fewer_collections
 from dpexp.verification.result import KINDS, Result
 from dpexp.verification.rounding import MARGIN
-from dpexp.verification.single_device import in_dtype
 from dpexp.verification.trial import NOT_COMPARABLE, Trial, uncompared
 from dpexp.verification.tries import Try, draw_alike, drawn_alike, run
 
@@ -131,15 +130,15 @@ class Tries:
 
     def _together(self, trial: Trial, mode: Mode) -> Outcome:
         """The tries in the mode for most steps, to the end of a window of accumulation, up to a failure."""
-        first, *others = self._batches
+        first, *others = self.both.batches
         optimizers, notes = self.both.sides.layout.optimizers, list[str]()
         accumulate = optimizers.accumulate if optimizers is not None else 1
-        smallest = min(self._batches, key=lambda batch: batch.rows)
+        smallest = min(self.both.batches, key=lambda batch: batch.rows)
         evaluation = Try(mode, [first, smallest] if optimizers is not None else [], evaluates=True)
-        closing = Try(mode, [first] * (-len(self._batches) % accumulate))
+        closing = Try(mode, [first] * (-len(self.both.batches) % accumulate))
         # what a layout keeps from an evaluation is stale after other steps
         for each in (Try(mode, [first]), evaluation, Try(mode, others), evaluation, closing):
-            after = self._run(trial, each)
+            after = run(self.both, trial, each)
             if after.failure is not None:
                 return Outcome(after, tuple(notes))
             if each.evaluates:
@@ -162,13 +161,13 @@ class Tries:
         if not self._computes(batch, mode, trial.reached):
             return trial
         try:
-            after = self._run(trial, Try(mode, [batch] * accumulate, updates=False))
+            after = run(self.both, trial, Try(mode, [batch] * accumulate, updates=False))
         except Exception as error:
             error.add_note("on a made batch of edge rows, which a single device computes")
             raise
         if after.failure is not None:
             with alone():  # targets may say how much a loss counts by, and fit other rows
-                is_mean = not no_mean_over_rows(self.proof.model, self.both.sides.objective, made)
+                is_mean = not no_mean_over_rows(self.proof.model, self.both.objective, made)
             if is_mean:
                 where = "on a made batch of edge rows, "
                 return replace(after, failure=replace(after.failure, where=where))
@@ -195,7 +194,7 @@ class Tries:
     def _in_training(self, trial: Trial) -> Outcome:
         """Chunk by chunk in training mode: the first mode that passes, else the trial that got furthest."""
         sides, nature = self.both.sides, self.both.nature
-        batches = [each for each in self._batches if sides.chunks.smallest(each.rows) > 1]
+        batches = [each for each in self.both.batches if sides.chunks.smallest(each.rows) > 1]
         if not batches:
             return _not_in_training(trial, "its chunks have one row")
         failed = list[Trial]()
@@ -203,18 +202,18 @@ class Tries:
             if sides.layout.optimizers is not None:
                 sides.layout.optimizers.restart()  # forget what a step that differs has left
             try:
-                tried = self._run(trial, Try(mode, batches))
+                tried = run(self.both, trial, Try(mode, batches))
             except SingleDeviceError as error:
                 return _not_in_training(trial, describe(error.cause))
             if tried.failure is None:
-                if mode.note == OTHER_NUMBERS and self._drawn_alike(batches[0]):
+                if mode.note == OTHER_NUMBERS and drawn_alike(self.both, batches[0]):
                     break
                 if mode.note:
                     return Outcome(tried, (f"in training mode, {mode.note}",), ("random layers",), mode)
                 return Outcome(tried, mode=mode)
             failed.append(tried)
             trial = replace(tried.restarted(), errors=trial.errors)
-        is_correlated = bool(nature.drawing) and self._drawn_alike(batches[0])
+        is_correlated = bool(nature.drawing) and drawn_alike(self.both, batches[0])
         if WHOLE_MODEL in nature.drawing and not sides.chunks.draws_alike and not is_correlated:
             return _not_in_training(trial, "it may draw other random numbers than a single device")
         furthest = max(failed, key=_reached)
@@ -222,16 +221,6 @@ class Tries:
             hint = draw_alike(self.proof.group)
             return Outcome(replace(furthest, failure=replace(furthest.failure, hint=hint)))
         return Outcome(furthest)
-
-    def _drawn_alike(self, batch: Batch) -> bool:
-        return drawn_alike(self.both, self.proof.objective, batch)
-
-    def _run(self, trial: Trial, each: Try) -> Trial:
-        return run(self.both, self.proof.objective, trial, each)
-
-    @cached_property
-    def _batches(self) -> list[Batch]:
-        return [in_dtype(batch, self.both.dtype) for batch in self.proof.batches]
 
     # --- the result ---
 
@@ -300,7 +289,11 @@ class Tries:
         """A hint at generators of the model itself, which are seeded alike."""
         if failure.worst.kind == "outputs" and math.isfinite(failure.worst.error):
             with suppress(Exception):  # of any kind: what has failed is known
-                return f"; {draw_alike(self.proof.group)}" if self._drawn_alike(self._batches[0]) else ""
+                return (
+                    f"; {draw_alike(self.proof.group)}"
+                    if drawn_alike(self.both, self.both.batches[0])
+                    else ""
+                )
         return ""
 
 

@@ -21,7 +21,7 @@ from dpexp.verification.chunks import Chunks
 from dpexp.verification.compare import Limits
 from dpexp.verification.full_tensors import FullTensors
 from dpexp.verification.mode import WHOLE_MODEL, Mode, Modes, Nature, Switch
-from dpexp.verification.model_copy import copied
+from dpexp.verification.model_copy import copied, in_dtype
 from dpexp.verification.recorder import Step
 from dpexp.verification.result import TOLERANCE
 from dpexp.verification.rounding import NARROWER, NEGLIGIBLE, mixed_precision
@@ -95,12 +95,15 @@ def _probe(
 
 @dataclass(frozen=True)
 class ProofSides:
-    """Both ``sides`` of a proof in this ``dtype``, and the ``modes`` in which they are compared.
+    """Both ``sides`` of a proof in this ``dtype``, as are ``batches``, and the ``modes`` of the comparison.
 
     ``switch`` puts modules of the layout into a mode; ``narrowed`` says why the type is not the usual one.
+    ``objective`` is that of the model as written.
     """
 
     sides: Sides
+    objective: Objective
+    batches: Sequence[Batch]
     nature: Nature
     modes: Modes
     switch: Switch
@@ -150,4 +153,8 @@ class ProofSides:
             clips=True,
         )
         switch = Switch(placed.module, nature.batch_norms | nature.drawing)
-        return cls(sides, nature, Modes.of(nature, model, placed, chunks, group), switch, dtype, narrowed)
+        modes, own = (
+            Modes.of(nature, model, placed, chunks, group),
+            [in_dtype(each, dtype) for each in batches],
+        )
+        return cls(sides, objective, own, nature, modes, switch, dtype, narrowed)

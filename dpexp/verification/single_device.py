@@ -13,7 +13,6 @@ import copy
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -31,7 +30,7 @@ from dpexp.verification.alone import alone
 from dpexp.verification.chunks import Chunked
 from dpexp.verification.compare import Tensors
 from dpexp.verification.mode import Mode, Switch
-from dpexp.verification.model_copy import copied
+from dpexp.verification.model_copy import copied, in_dtype
 from dpexp.verification.recorder import Recorder, Step, end_step
 from dpexp.verification.rounding import ExactObserver, OtherwiseRounded
 from dpexp.verification.state import State, forget
@@ -247,11 +246,6 @@ class SingleDevice:
         for name, buffer in self.trainer.buffers().items():
             if name in buffers and buffers[name].shape == buffer.shape:
                 buffer.copy_(buffers[name])
-
-
-def in_dtype(batch: Batch, dtype: torch.dtype) -> Batch:
-    """The batch in memory of its own, with floating-point inputs and targets of this type."""
-    return batch.copied().changed(partial(tensors.cast, dtype=dtype))
 
 
 class _RandomNumbers:

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from dpexp.data.batch import Batch
-from dpexp.data.objective import Objective
 from dpexp.data.rng import seed_globals
 from dpexp.distributed.group import ProcessGroup
 from dpexp.verification.checks import checked_window
@@ -38,7 +37,7 @@ class Try:
     updates: bool = True
 
 
-def run(both: ProofSides, objective: Objective, trial: Trial, each: Try) -> Trial:
+def run(both: ProofSides, trial: Trial, each: Try) -> Trial:
     """The trial after these steps too, up to the first that differs. Raises SingleDeviceError."""
     sides, group, quiet = replace(both.sides, mode=each.mode), both.sides.group, each.mode.quiet
     rows_are_apart = both.nature.batch_norms | both.nature.drawing <= quiet
@@ -48,7 +47,7 @@ def run(both: ProofSides, objective: Objective, trial: Trial, each: Try) -> Tria
             trial = take_evaluation(sides, trial, batch)
         else:
             updates = each.updates or number < len(each.batches)
-            part = objective.weighted(batch.part(group.rows), group)
+            part = both.objective.weighted(batch.part(group.rows), group)
             seed_globals(((trial.steps + 1) << 16) + group.dp_rank)
             trial = take_step(sides, trial, batch, part, updates=updates)
             gradients = trial.left.gradients.items()
@@ -67,7 +66,7 @@ def draw_alike(group: ProcessGroup) -> str:
     return f"the {who} draw the same random numbers: seed the generator of each differently"
 
 
-def drawn_alike(both: ProofSides, objective: Objective, batch: Batch) -> bool:
+def drawn_alike(both: ProofSides, batch: Batch) -> bool:
     """Whether rows of the layout get the same random numbers as others, and do not on a single device.
 
     In the first mode for training, if there is one. Not known of ranks that share rows, which are seeded
@@ -79,13 +78,13 @@ def drawn_alike(both: ProofSides, objective: Objective, batch: Batch) -> bool:
     mode = modes.training[0] if modes.training else modes.together or Mode()
     both.switch.set(mode.quiet)
     alike = batch.chosen([0] * batch.rows)
-    part = objective.weighted(alike.part(group.rows), group)
+    part = both.objective.weighted(alike.part(group.rows), group)
     seed_globals(group.dp_rank)
     expected = sides.single.step(sides.state(), alike, mode)
     if 2 * _distinct(expected) <= batch.rows:
         return False
     found = computed(sides.layout, part)
-    found = replace(found, outputs=gathered_outputs(found, expected, part, objective, group))
+    found = replace(found, outputs=gathered_outputs(found, expected, part, both.objective, group))
     return _distinct(found) < CORRELATED * _distinct(expected)
 
 

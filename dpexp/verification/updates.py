@@ -20,7 +20,7 @@ from dpexp.verification.state import State
 
 ROUNDED = 2
 """Last bits by which a number of a parameter may differ after each addition to it: one of the product that
-is added, one of the sum."""
+is added, one of the sum. Without them a right table was off by 1.04e-12 after nine steps."""
 
 
 @dataclass(frozen=True)
