@@ -5,6 +5,7 @@
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -76,7 +77,7 @@ def try_one_batch(prepared: Prepared) -> None:
     Raises ConfigError.
     """
     model, strategy = prepared.model, prepared.strategy
-    first, objective = next(prepared.batches(0)), prepared.data.objective
+    first = next(prepared.batches(0))
     strategy.check_rows(first, prepared.selection.used)
     batch = first.copied()
     with (
@@ -93,7 +94,8 @@ def try_one_batch(prepared: Prepared) -> None:
             outputs = model(*batch.inputs)
         strategy.check_outputs(outputs, first, prepared.selection.used)
         with devices.autocast(devices.HOST, prepared.autocast):
-            loss = _loss(objective, outputs, batch.targets)
+            objective, loss = _probed(prepared.data.objective, outputs, batch.targets)
+        prepared.data = replace(prepared.data, objective=objective)
         prepared.evaluation.try_metrics(outputs, batch.targets)
         has_gradients = strategy.trains and loss.requires_grad
         if strategy.needs.gradients and has_gradients and (unused := _unused(model, loss)):
@@ -125,9 +127,9 @@ def _check_halves(prepared: Prepared, batch: Batch) -> None:
         )
 
 
-def _loss(objective: Objective, outputs: Any, targets: Any) -> torch.Tensor:
+def _probed(objective: Objective, outputs: Any, targets: Any) -> tuple[Objective, torch.Tensor]:
     try:
-        return objective.on_one_device(outputs, targets)
+        return objective.probed(outputs, targets)
     except ConfigError:
         raise
     except Exception as error:

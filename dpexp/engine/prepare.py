@@ -90,7 +90,7 @@ def prepare(
         try_one_batch(prepared)
         notes = (
             source.note,
-            dataset.objective.note,
+            prepared.data.objective.note,
             _unused_size(config.batch_size, batch_size),
             cache_note,
         )

@@ -25,12 +25,17 @@ Tensors: TypeAlias = Mapping[str, torch.Tensor]
 Array = Any
 
 HIDES = 0.1
-"""Where rounding may change so much of a tensor, it hides a real error of this size."""
+"""Where rounding may change so much of a tensor, it hides a real error of this size.
+
+Chosen: a factor of two, or a shard that is missing, is larger."""
 GAP, SPAN = 10, 30
-"""Between two parts of a tensor is no number within so many powers of two; a part spans so many at most."""
+"""Between two parts of a tensor is no number within so many powers of two; a part spans so many at most.
+
+Chosen: a mask of -1e9 or more is 2**30 times the logits beside it."""
 NEAR, BITS = 2.0**40, 8
 """A number may be off by so many last bits of numbers that are at most so many times as large, or by so many
-times what these are off by: of a sum that cancels, a small number is left."""
+times what these are off by: of a sum that cancels, a small number is left. Of a million numbers one was 2**10
+times nearer to its limit than their norm is."""
 
 
 @dataclass(frozen=True)
@@ -97,9 +102,8 @@ class Limits:
     def of(cls, dtype: torch.dtype, tolerance: float, negligible: float) -> Limits:
         """Those of numbers of this type."""
         finfo = torch.finfo(dtype)
-        least = (
-            finfo.tiny / finfo.eps if dtype != torch.float16 else 0.0
-        )  # of which half of the numbers are so small
+        is_half = dtype == torch.float16  # of which half of the numbers are so small
+        least = 0.0 if is_half else finfo.tiny / finfo.eps
         return cls(tolerance, negligible, finfo.eps, least)
 
     def judge(self, kind: str, step: int, tensors: Mapping[str, Parts]) -> dict[str, Difference]:

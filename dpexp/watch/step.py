@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
 
 import torch
 from torch import nn
@@ -15,9 +15,9 @@ from dpexp import tensors
 from dpexp.config.errors import NotComparableError
 from dpexp.data.averages import ROWS, count
 from dpexp.strategies.modules import named_parameters
-from dpexp.verification.compare import Difference, Limits, noise_of, parts_of
+from dpexp.verification.compare import Difference, Kinds, Limits, Noise, noise_of, parts_of
 from dpexp.verification.diagnosis.fit import multiple
-from dpexp.verification.judge import Judge
+from dpexp.verification.judge import judge, worst_errors
 from dpexp.verification.rounding import DRAWS, MARGIN, largest
 from dpexp.watch import update
 from dpexp.watch.calls import LoopCall, full
@@ -56,7 +56,7 @@ class LoopStep:
     options: Options
     ranks: LoopRanks
     replay: Replay
-    judge: Judge
+    errors: dict[str, Difference]
     calls: Sequence[LoopCall]
     losses: Sequence[LoopCall]
     residue: Tensors
@@ -75,6 +75,7 @@ class LoopStep:
     gradients: Gradients = field(default_factory=dict)
     before: update.Before | None = None
     limits: Limits = field(default_factory=lambda: Limits(0.0))
+    hidden: Difference | None = None
 
     def begin(self) -> None:
         """Compare the parameters of ranks, the outputs of each call, and what each call counts.
@@ -304,16 +305,19 @@ class LoopStep:
     ) -> Difference | None:
         """What differs by more than rounding on any rank; ``rounded(draw)`` rounds otherwise."""
 
-        def measured(draw: int) -> Any:
-            again = rounded(draw) if kind == "gradients" else self.ranks.together(lambda: rounded(draw))
-            return kinds, largest([noise_of({kind: parts_of(again, expected)})], MARGIN)
+        def comparisons() -> Iterator[tuple[Kinds, Noise]]:
+            kinds = {kind: parts_of(found, expected)}
+            yield kinds, {}
+            for draw in range(DRAWS):
+                again = rounded(draw) if kind == "gradients" else self.ranks.together(partial(rounded, draw))
+                yield kinds, largest([noise_of({kind: parts_of(again, expected)})], MARGIN)
 
-        self.judge.unmeasured, kinds = limits, {kind: parts_of(found, expected)}
-        failed = self.judge.failed(self.number, kinds, measured, DRAWS)
-        if failed is None and self.number in self.judge.hidden:
-            hidden = self.judge.hidden[self.number]
-            self._warn(f"rounding is too large to compare {hidden.kind} of '{hidden.tensor}'")
-        return failed
+        verdict = judge(self.number, comparisons(), limits, self.ranks)
+        self.errors |= worst_errors(self.errors, verdict.errors)
+        self.hidden = self.hidden or verdict.hidden
+        if verdict.failed is None and self.hidden is not None:
+            self._warn(f"rounding is too large to compare {self.hidden.kind} of '{self.hidden.tensor}'")
+        return verdict.failed
 
     def _sum(self, draw: int | None = None) -> Gradients:
         """The sum over the calls of all ranks that count."""

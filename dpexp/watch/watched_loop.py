@@ -16,8 +16,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from dpexp.config.errors import ConfigError, NotComparableError, describe
 from dpexp.config.words import listed, plural
 from dpexp.strategies.modules import named_parameters
-from dpexp.verification.compare import Difference, Limits
-from dpexp.verification.judge import Judge
+from dpexp.verification.compare import Difference
 from dpexp.verification.result import KINDS, row_of
 from dpexp.watch.calls import Hook, LoopCalls, ObservedLoss, full
 from dpexp.watch.explain import sampled
@@ -69,7 +68,7 @@ class WatchedLoop:
         self._other_steps = self._window = 0
         self._started = self._spent = self._entered = 0.0
         self._is_scaled = self._was_clipped = self._may_be_skipped = False
-        self._judge: Judge | None = None
+        self._errors = dict[str, Difference]()
         self._handles: list[Any] = []
         self._hooks: list[Hook] = []
         self.done = True
@@ -136,7 +135,7 @@ class WatchedLoop:
     def __str__(self) -> str:
         head = f"right: {self.steps} steps" if self.steps else f"not compared: {self.note}"
         head = f"WRONG {self.findings[0]}" if self.findings else head
-        errors = [f"{kind} {each.error:.1e}" for kind, each in self._errors().items()]
+        errors = [f"{kind} {each.error:.1e}" for kind, each in self._errors.items()]
         return "; ".join([head, *([", ".join(errors)] if errors else []), *self.warnings])
 
     # --- hooks ---
@@ -255,11 +254,19 @@ class WatchedLoop:
         ranks = self._ranks
         ranks.meet()
         ranks.together(self._calls.check)
-        judge = self._judge = self._judge or Judge(Limits(0.0), ranks)
         calls, losses = self._calls.window
         number, replay, residue = self.steps + 1, self._replay, self._residue
         step = LoopStep(
-            number, self._model, self._options, ranks, replay, judge, calls, losses, residue, self.warnings
+            number,
+            self._model,
+            self._options,
+            ranks,
+            replay,
+            self._errors,
+            calls,
+            losses,
+            residue,
+            self.warnings,
         )
         step.is_scaled = self._is_scaled
         if not self.steps:
@@ -357,12 +364,9 @@ class WatchedLoop:
             self.warnings["no gradient was larger than clip_norm: clipping was not compared"] = None
         self._recording.verified(self._verification())
 
-    def _errors(self) -> dict[str, Difference]:
-        return self._judge.errors if self._judge is not None else {}
-
     def _verification(self) -> dict[str, Any]:
         """As in the Record."""
-        errors, finding = self._errors(), next(iter(self.findings), None)
+        errors, finding = self._errors, next(iter(self.findings), None)
         largest = max(errors.values(), key=lambda each: each.error, default=None)
         worst = finding.worst if finding is not None and finding.worst is not None else largest
         limits = [each.limit for each in errors.values() if math.isfinite(each.limit)]

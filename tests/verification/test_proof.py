@@ -17,7 +17,7 @@ from dpexp.config.errors import ConfigError
 from dpexp.config.run_config import RunConfig
 from dpexp.engine.prepare import prepare
 from dpexp.engine.prepared import Prepared
-from dpexp.engine.verify import batches, row, verify
+from dpexp.engine.verify import batches, verify
 from dpexp.measurement.observe import observe
 from dpexp.report.verification import unreached
 from dpexp.strategies.base import Strategy
@@ -254,12 +254,14 @@ def test_a_copy_casts_floats_keeps_ties_and_shares_nothing() -> None:
 
 def test_the_record_has_the_step_and_the_tensor_of_the_largest_error() -> None:
     prepared = prepare(RunConfig("whole", virtual=2))
-    found = row(verify(prepared))
+    found = verify(prepared).entry()
     assert (found["checked"], found["passed"], found["steps"]) == (True, True, 3)
     errors = [error for key, error in found.items() if key.endswith("_error") and error is not None]
     assert len(errors) == 5, "the model has no buffers, and SGD keeps nothing"
     assert found["worst"]["error"] == max(errors)
-    failed = row(check(prepared, Planted(place_wrong=wrapped("", lambda module, inputs: 2 * module(inputs)))))
+    failed = check(
+        prepared, Planted(place_wrong=wrapped("", lambda module, inputs: 2 * module(inputs)))
+    ).entry()
     assert (failed["checked"], failed["passed"], failed["steps"]) == (True, False, 1)
     assert (failed["worst"]["kind"], failed["worst"]["step"]) == ("outputs", 1)
 

@@ -18,14 +18,14 @@ from dpexp.verification.diagnosis.gradients import BESIDE
 from dpexp.verification.diagnosis.joined_calls import Key, Outputs, joined_call, local_calls
 from dpexp.verification.failure import Failure
 from dpexp.verification.recorder import Calls, widened
-from dpexp.verification.take import Take
+from dpexp.verification.sides import Sides
 
 
 class FirstModule:
     """Every rank must make one and call ``find``."""
 
-    def __init__(self, sides: Take, failure: Failure) -> None:
-        self.failure, self.group, self.limits = failure, sides.group, sides.judge.limits
+    def __init__(self, sides: Sides, failure: Failure) -> None:
+        self.failure, self.group = failure, sides.group
         error = failure.worst.error
         self._limit = max(min(failure.worst.limit, error / 2), BESIDE * min(1.0, error))
 
