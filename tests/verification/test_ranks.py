@@ -19,7 +19,6 @@ import dpexp
 from dpexp.config.run_config import RunConfig
 from dpexp.distributed.group import ProcessGroup
 from dpexp.engine.prepare import prepare
-from dpexp.verification.diagnosis.found import Found, located
 
 # --- models, losses and optimizers ----------------------------------------------------------------------
 
@@ -377,21 +376,3 @@ def test_a_layout_is_verified_or_says_what_is_wrong(name: str) -> None:
     *where, words = PROOFS[name][3] or ("",)
     assert of_first_rank[:-1] == where
     assert words in "".join(of_first_rank[-1:])
-
-
-def agreed(group: ProcessGroup) -> list[str]:
-    """Rank 1 raises before its second gathering; afterwards all are together again."""
-
-    def search() -> Found:
-        group.together(lambda: 0)
-        return Found(str(group.together(lambda: 1 // (1 - group.rank))))
-
-    searches = {"the first module": search, "the next": lambda: Found("found")}
-    return [located(what, each).text for what, each in searches.items()]
-
-
-def test_an_error_while_ranks_locate_a_difference_is_described_by_all() -> None:
-    (first, second), other = in_ranks(2, HERE, "agreed")["agreed"]
-    assert [first, second] == other
-    assert first.startswith("the first module: not located, rank 1 raised ZeroDivisionError: ")
-    assert second == "found"
