@@ -29,8 +29,9 @@ from dpexp.distributed.signals import SignalHandler
 from dpexp.distributed.world import RUN_ID, World
 from dpexp.engine.progress import ProgressBar, importing_torch
 from dpexp.record.files import JournalError, check_writable
+from dpexp.record.fold import finish, load_record
 from dpexp.record.journal import Journal, NullJournal, new_run_id, now
-from dpexp.record.record import Record, finish
+from dpexp.record.record import Record
 from dpexp.record.redact import redact
 from dpexp.tracking.user_runs import user_run
 
@@ -264,7 +265,7 @@ def _launch_ranks(config: RunConfig, quiet: bool, on_record: OnRecord) -> Outcom
         if result.status == "refused":
             raise ConfigError(result.message)
     folder = home() / "runs" / run_id
-    record = Record.load(folder) if folder.exists() else None
+    record = load_record(folder) if folder.exists() else None
     error = error_of(record, fault)
     if record is not None:
         on_record(record, error)

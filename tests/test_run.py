@@ -18,6 +18,7 @@ from helpers.command_lines import PATIENCE_S, ROOT, SCRIPT, script
 import dpexp
 from dpexp.config.errors import ConfigError
 from dpexp.config.run_config import RunConfig
+from dpexp.record.fold import load_record
 from dpexp.record.record import Record
 from dpexp.run import execute
 
@@ -39,7 +40,7 @@ def wait_until(condition: Callable[[], object], timeout_s: float = PATIENCE_S) -
 
 def only_run(home: Path) -> Record:
     (folder,) = (home / "runs").iterdir()
-    return Record.load(folder)
+    return load_record(folder)
 
 
 def test_a_credential_in_a_config_is_not_in_its_record(
@@ -137,7 +138,7 @@ def test_a_terminated_run_keeps_its_steps(dpexp_home: Path) -> None:
 
 def _steps(home: Path) -> int:
     folders = list((home / "runs").glob("*/journal.jsonl"))
-    return len(Record.load(folders[0].parent).steps["time_ms"]) if folders else 0
+    return len(load_record(folders[0].parent).steps["time_ms"]) if folders else 0
 
 
 def test_run_raises_the_error_that_ended_it_after_recording_it(dpexp_home: Path) -> None:

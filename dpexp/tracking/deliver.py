@@ -23,8 +23,9 @@ from typing import Any
 from dpexp import report
 from dpexp.config import names
 from dpexp.record.files import PROFILE_TABLE, PROFILE_TRACE, JournalError
+from dpexp.record.fold import finish, load_record
 from dpexp.record.journal import COMPARISON, JOURNAL, RECORD, RUN_ID, JournalReader
-from dpexp.record.record import NOT_OF_DPEXP, Record, Row, finish
+from dpexp.record.record import NOT_OF_DPEXP, Record, Row
 from dpexp.record.redact import redact
 from dpexp.record.view import RecordView
 from dpexp.tracking import content, ledger
@@ -68,14 +69,14 @@ def note_error(store: Store, folder: Path, error: Exception) -> str:
 
 def closed(folder: Path) -> Record:
     """The Record of a run that has ended; ``record.json`` is written if missing. Raises JournalError."""
-    return Record.load(folder) if (folder / RECORD).exists() else finish(folder / JOURNAL)
+    return load_record(folder) if (folder / RECORD).exists() else finish(folder / JOURNAL)
 
 
 def sweep_of(folder: Path, record: Record) -> Record | None:
     """The Record of the sweep that a run belongs to; None without one, or for a name that leads elsewhere."""
     if RUN_ID.fullmatch(record.parent) and record.parent != folder.name:
         with suppress(JournalError):
-            return Record.load(folder.with_name(record.parent))
+            return load_record(folder.with_name(record.parent))
     return None
 
 

@@ -31,8 +31,9 @@ from dpexp.distributed.group import ProcessGroup
 from dpexp.distributed.signals import SIGNALS
 from dpexp.engine.observations import merged_shapes
 from dpexp.record.files import JournalError
+from dpexp.record.fold import finish
 from dpexp.record.journal import WATCH_STRATEGY, Journal, NullJournal, new_run_id, now
-from dpexp.record.record import Row, finish
+from dpexp.record.record import Row
 from dpexp.record.redact import redact
 from dpexp.record.runs import begin
 from dpexp.tracking.follow import Follower

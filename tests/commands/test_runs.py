@@ -9,8 +9,9 @@ from helpers import journals
 from helpers.command_lines import script
 from helpers.record_factory import whole
 
+from dpexp.record.fold import finish, load_record
 from dpexp.record.journal import JOURNAL
-from dpexp.record.record import Record, finish
+from dpexp.record.record import Record
 from dpexp.record.runs import RunSummary
 from dpexp.report import listing
 
@@ -103,7 +104,7 @@ def test_sync_closes_a_run_whose_process_died_whether_the_store_is_there_or_not(
     assert synced.returncode == 3
     assert "connection refused; the journals stay" in synced.stderr
     assert json.loads((runs / "dead" / "record.json").read_text())["status"] == "killed"
-    assert Record.load(runs / "dead").status == "killed"
+    assert load_record(runs / "dead").status == "killed"
 
 
 # --- bad runs ------------------------------------------------------------------------------------

@@ -28,8 +28,9 @@ from dpexp import report
 from dpexp.config.run_config import RunConfig
 from dpexp.record.figures import At, figures
 from dpexp.record.files import PROFILE_TABLE, PROFILE_TRACE
+from dpexp.record.fold import finish, fold
 from dpexp.record.journal import JOURNAL
-from dpexp.record.record import Record, finish, fold
+from dpexp.record.record import Record
 from dpexp.record.runs import import_journal
 from dpexp.record.view import RecordView
 from dpexp.tracking import content, deliver
