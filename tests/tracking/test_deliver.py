@@ -279,16 +279,15 @@ def test_only_the_points_after_the_byte_that_the_ledger_remembers_are_sent(home:
     journals.step(journal, 50, 50)
     journals.end(journal)
     sent = []
-    upload = Upload(store_of(home), journal.folder)
-    upload._log_points = sent.extend  # type: ignore[method-assign]
-    upload.send_points()
+    store: Any = store_of(home)
+    store.client.log_points = lambda _, points: sent.extend(points)
+    Upload(store, journal.folder).send_points()
     assert {point.step for point in sent} == set(range(50, 100))
     for _ in range(2):
         assert deliver.deliver(store_of(home), journal.folder).complete
     assert steps_of(uri, "resumed") == list(range(100))
-    upload = Upload(store_of(home), journal.folder)
-    upload._log_points = pytest.fail  # type: ignore[method-assign]
-    upload.send_points()
+    store.client.log_points = pytest.fail
+    Upload(store, journal.folder).send_points()
 
 
 @pytest.mark.parametrize("arrives", [False, True], ids=["lost", "arrived"])
@@ -341,10 +340,10 @@ def test_two_homes_with_copies_of_a_journal_make_one_run(
     original = journals.complete(tmp_path / "a" / "runs", "both").parent
     shutil.copytree(original, tmp_path / "b" / "runs" / "both")
     folders = [tmp_path / name / "runs" / "both" for name in ("a", "b")]
-    uploads = [Upload(store_of(folder.parents[1]), folder) for folder in folders]
-    for each in uploads:
-        each._find = lambda experiment: None  # type: ignore[method-assign]
-    created = [each.send_points().info.run_id for each in uploads]
+    with monkeypatch.context() as neither_looks:
+        neither_looks.setattr(deliver, "find", lambda *search: None)
+        uploads = [Upload(store_of(folder.parents[1]), folder) for folder in folders]
+        created = [each.send_points().info.run_id for each in uploads]
     assert len(mlflow_runs(uri, "both")) == 2
     for folder in folders:
         assert deliver.deliver(store_of(folder.parents[1]), folder).complete
