@@ -69,7 +69,6 @@ def test_a_run_arrives_complete(home: Path, uri: str) -> None:
     journal = journals.begin(home / "runs", "complete")
     journals.observe(journal)
     journals.step(journal, 0, 100)
-    journal.set(memory={"cpu": 250_000_000, "cuda:0": 1_500_000_000})
     journals.phases(journal)
     for name in (PROFILE_TRACE, PROFILE_TABLE):
         (journal.folder / name).write_text("of the profiler")
@@ -78,17 +77,18 @@ def test_a_run_arrives_complete(home: Path, uri: str) -> None:
     assert found["experiment"] == "dpexp"
     assert (found["name"], found["status"]) == (record.name, "FINISHED")
     assert found["times"] == (content.to_epoch_ms(record.started), content.to_epoch_ms(record.ended))
-    assert found["params"] == {"strategy": "whole", "model": "linear", "virtual": "2"}
+    of_run = {"steps": "8", "warmup": "1", "phase_steps": "4"}
+    assert found["params"] == {"strategy": "whole", "model": "linear", "virtual": "2", **of_run}
     stored = {key: {step: value for step, value, _ in rows} for key, rows in found["metrics"].items()}
     assert stored == expected_metrics(record)
     assert list(stored["loss"].values()) == record.steps["loss"]
     assert stored["accuracy"] == {0: 0.5, 1: 0.75}
     assert stored["step_ms"][0] == pytest.approx(record.summary["step_ms"]["median"], rel=1e-3)
     tags = found["tags"]
-    assert (tags["dpexp.run_id"], tags["dpexp.verified"], tags["git.dirty"]) == ("complete", "True", "True")
-    assert tags["mlflow.source.git.commit"] == "0123abcd"
+    assert (tags["dpexp.run_id"], tags["dpexp.verified"], tags["git.dirty"]) == ("complete", "True", "False")
+    assert tags["mlflow.source.git.commit"] == "0" * 40
     assert "whole" in tags["mlflow.note.content"]
-    assert found["datasets"] == [("random", ("ab" * 32)[:36])]
+    assert found["datasets"] == [("random", record.data["sha256"][:36])]
     assert json.loads(found["artifacts"]["record.json"]) == record.to_dict()
     drawn = {"timeline.html", "phases.png", "layout.png", "trace.json"}
     drawn |= {"shapes.json", "device_map.json", PROFILE_TRACE, PROFILE_TABLE}
