@@ -1,7 +1,6 @@
 """Records with chosen figures, made of written ones, on which findings and figures are tested."""
 
 import itertools
-import math
 from typing import Any
 
 from dpexp.config.run_config import RunConfig
@@ -38,7 +37,6 @@ def whole(
     steps: int = 100,
     step_ms: float | None = None,
     modules: int = 1,
-    width: tuple[int, int] = (5, 2),
     virtual: bool = True,
     batches: tuple[int, ...] = EPOCH,
     replica_share: float = 0.9,
@@ -52,16 +50,17 @@ def whole(
     record.data["samples"] = sum(batches)
     record.execution = "virtual" if virtual else "real"
     names = [""] if modules == 1 else [f"layers.{index}.linear" for index in range(modules)]
-    for name, (parameter, shape) in itertools.product(
-        names, (("weight", [width[1], width[0]]), ("bias", [width[1]]))
-    ):
-        record.device_map.append(parameter_row(name, parameter, shape, devices[0], devices[1:]))
+    written = journals.record("whole")
+    places = {"device": devices[0], "replicas": devices[1:]}
+    record.device_map = [row | {"module": name} | places for name in names for row in written.device_map]
+    bytes_of_row = {key: size // 15 for key, size in written.shapes[1]["bytes"].items()}
     for batch, rows in enumerate(batches):
-        record.shapes.append(shape_row(batch, "", [[rows, width[0]]], [[rows, width[1]]], devices[0]))
+        record.shapes.append(shape_row(batch, "", [[rows, 5]], [[rows, 2]], devices[0]))
         for name in sorted({"", *names}):
             for index, size in enumerate(chunks(rows, count)):
-                row = shape_row(batch, name, [[size, width[0]]], [[size, width[1]]], devices[index], index)
-                record.shapes.append(row | ({} if name else {"bytes": replica_bytes(size, width)}))
+                row = shape_row(batch, name, [[size, 5]], [[size, 2]], devices[index], index)
+                moved = {key: size * each for key, each in bytes_of_row.items()}
+                record.shapes.append(row if name else row | {"bytes": moved})
     measure(record, sum(phases.values()) if step_ms is None else step_ms, steps, batches)
     time_phases(record, phases, devices[: len(chunks(batches[0], count))], replica_share)
     record.memory = {"cpu": 300_000_000}
@@ -136,22 +135,6 @@ def time_phases(
         clock += 100.0
 
 
-def parameter_row(
-    module: str, parameter: str, shape: list[int], device: str, replicas: list[str]
-) -> dict[str, Any]:
-    """One row of the device map, float32."""
-    return {
-        "module": module,
-        "parameter": parameter,
-        "kind": "parameter",
-        "shape": shape,
-        "dtype": "float32",
-        "bytes": 4 * math.prod(shape),
-        "device": device,
-        "replicas": replicas,
-    }
-
-
 def shape_row(
     batch: int,
     module: str,
@@ -170,17 +153,6 @@ def shape_row(
         "device": device,
         "inputs": inputs,
         "outputs": outputs,
-    }
-
-
-def replica_bytes(rows: int, width: tuple[int, int]) -> dict[str, int]:
-    """Bytes of a replica's inputs, outputs and their gradients, float32; a model's inputs have none."""
-    outputs = 4 * rows * width[1]
-    return {
-        "inputs": 4 * rows * width[0],
-        "outputs": outputs,
-        "output_gradients": outputs,
-        "input_gradients": 0,
     }
 
 
