@@ -23,21 +23,6 @@ from dpexp.record.runs import summaries
 from dpexp.record.steps import spread
 from dpexp.report import listing, summary
 
-
-def in_process(code: str, *arguments: object, before: tuple[str, ...] = ()) -> subprocess.Popen[str]:
-    """A Python process that runs the code with ``sys.argv[1:]``, with pipes for stdin and stdout."""
-    command = [*before, sys.executable, "-c", code, *map(str, arguments)]
-    environment = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"}
-    return subprocess.Popen(
-        command,
-        env=environment,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-
-
 # --- writing -------------------------------------------------------------------------------------
 
 
@@ -118,8 +103,9 @@ def test_a_journal_is_open_until_its_writer_dies_whatever_it_has_forked(runs: Pa
         "j.extend({'steps.loss': [9.0]}); os.read(started[0], 1)\n"
         "print(child, flush=True); os.read(started[0], 1)"
     )
-    writer = in_process(code, runs)
-    assert writer.stdin is not None
+    environment = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    writer = subprocess.Popen([sys.executable, "-c", code, str(runs)], env=environment, **pipes)
     assert writer.stdout is not None
     child, folder = int(writer.stdout.readline()), runs / "held"
     assert is_open(folder / JOURNAL)
