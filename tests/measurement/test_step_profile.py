@@ -15,6 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from dpexp.config.run_config import RunConfig
 from dpexp.measurement.observe import size_of
+from dpexp.record.fold import load_record
 from dpexp.record.record import Record, Row
 from dpexp.report import summary
 
@@ -177,7 +178,7 @@ def test_an_error_of_one_rank_in_the_observed_step_ends_all(dpexp_home: Path) ->
     done = run(*words.split(), f"{__file__}:ShyInOneRank")
     assert done.returncode == 1, done.stderr
     (folder,) = (dpexp_home / "runs").iterdir()
-    record = Record.load(folder)
+    record = load_record(folder)
     assert (record.status, len(record.steps["loss"]), bool(record.phases)) == ("failed", 2, True)
     assert "rank 1" in done.stderr
     assert "somebody is looking" in done.stderr
