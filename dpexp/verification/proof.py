@@ -13,23 +13,19 @@ model, a function that lays it out, batches, a loss and an optimizer.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import torch
-from torch import nn
 
 from dpexp.config.errors import describe
 from dpexp.config.words import listed, plural
 from dpexp.data.batch import Batch
 from dpexp.data.halves import no_mean_over_rows
-from dpexp.data.objective import Objective
 from dpexp.data.rng import kept_globals
-from dpexp.distributed.group import ProcessGroup
 from dpexp.tensors import norm
 from dpexp.training.attributes import HiddenStateError
-from dpexp.training.optimizers import OptimizerFactory
 from dpexp.training.preserve import preserved
 from dpexp.verification.alone import OwnGroupError, alone
 from dpexp.verification.checks import checked_placed, undecided
@@ -40,7 +36,7 @@ from dpexp.verification.gathered_outputs import scalars_of_replicas
 from dpexp.verification.judge import worst_of_ranks
 from dpexp.verification.mode import OTHER_NUMBERS, WHOLE_MODEL, Mode
 from dpexp.verification.model_copy import in_dtype
-from dpexp.verification.proof_sides import LayOut, ProofSides
+from dpexp.verification.proof_sides import Copies, ProofSides
 from dpexp.verification.recorder import fewer_collections
 from dpexp.verification.result import KINDS, Result
 from dpexp.verification.rounding import MARGIN
@@ -49,21 +45,14 @@ from dpexp.verification.tries import Try, draw_alike, drawn_alike, run
 
 
 @dataclass(frozen=True)
-class Proof:
-    """``optimizer`` makes the optimizer of some parameters; without one only forwards are compared.
+class Proof(Copies):
+    """Without an ``optimizer`` only forwards are compared.
 
     ``made`` is a batch of edge rows (``edge_rows``); what it shows is not among the steps of the result.
 
     Neither the model nor the random state of the host is changed.
     """
 
-    model: nn.Module
-    lay_out: LayOut
-    batches: Sequence[Batch]
-    objective: Objective
-    optimizer: OptimizerFactory | None = None
-    group: ProcessGroup = field(default_factory=ProcessGroup)
-    dtype: torch.dtype = torch.float64
     made: Batch | None = None
 
     def result(self) -> Result:
@@ -75,15 +64,7 @@ class Proof:
         with kept_globals(), scalars_of_replicas(), fewer_collections(self.model):
             dtype = self.dtype
             try:
-                both = ProofSides.of(
-                    self.model,
-                    self.lay_out,
-                    self.objective,
-                    self.optimizer,
-                    self.batches,
-                    self.group,
-                    dtype,
-                )
+                both = self.both_sides()
                 dtype = both.dtype
                 return Tries(self, both).result()
             except OwnGroupError as error:

@@ -98,7 +98,13 @@ def take_step(sides: Sides, trial: Trial, batch: Batch, part: Batch, *, updates:
             "the layout's step has not called backward_ended of its observer (loss_ended, where nothing "
             "is trained), so nothing of it can be compared: docs/custom-layouts.md has a step that does"
         )
-    return trial if layout.optimizers is None else _updated(sides, trial, expected, before)
+    if layout.optimizers is None:
+        return trial
+    try:
+        with kept_globals():
+            return judged_update(sides, trial, before)
+    except HiddenStateError as error:
+        raise SingleDeviceError(error) from error
 
 
 def take_evaluation(sides: Sides, trial: Trial, batch: Batch) -> Trial:
@@ -225,36 +231,6 @@ def _clip(sides: Sides, gradients: Tensors, number: int) -> None:
         norm = math.hypot(*map(magnitude, gradients.values()))
         update = number // optimizers.accumulate
         optimizers.clip_norm = CLIPS[update % len(CLIPS)] * norm / optimizers.accumulate
-
-
-def _updated(sides: Sides, trial: Trial, expected: Expected, before: BeforeUpdate) -> Trial:
-    """The optimizer's work on the layout's gradients, beside the single device's on the same."""
-    with kept_globals():
-        try:
-            update = judged_update(sides, trial.steps, before)
-        except HiddenStateError as error:
-            raise SingleDeviceError(error) from error
-    trial = replace(
-        trial.judged(update.verdict),
-        follows=update.after.follows,
-        type_of_update=update.narrowest or trial.type_of_update,
-        left=replace(trial.left, state=update.left),
-    )
-    if update.verdict.failed is None:
-        return trial
-    failure = Failure(
-        update.verdict.failed,
-        expected.window.batch,
-        before.found,
-        before.expected,
-        limits=update.verdict.limits,
-        mode=sides.mode,
-        state=expected.window.state,
-        before=before.state.parameters,
-        after=update.after.state.parameters,
-        type_of_update=trial.type_of_update,
-    )
-    return replace(trial, failure=failure)
 
 
 def _with_calls(sides: Sides, trial: Trial, expected: Expected, part: Batch) -> Trial:

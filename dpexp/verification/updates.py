@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
 from dpexp.verification.compare import Kinds, Noise, Parts, Tensors, noise_of, numbers, parts_of
-from dpexp.verification.judge import Verdict, judge
+from dpexp.verification.failure import Failure
+from dpexp.verification.judge import judge
 from dpexp.verification.recorder import Step
 from dpexp.verification.references import is_same, otherwise
 from dpexp.verification.rounding import DRAWS, largest
 from dpexp.verification.sides import Sides
 from dpexp.verification.single_device import SingleDevice, Update
 from dpexp.verification.state import State
+from dpexp.verification.trial import Trial
 
 ROUNDED = 2
 """Last bits by which a number of a parameter may differ after each addition to it: one of the product that
@@ -38,21 +40,8 @@ class BeforeUpdate:
     random: bytes
 
 
-@dataclass(frozen=True)
-class JudgedUpdate:
-    """A ``verdict`` about an update; ``left`` is the layout's state after it, ``after`` the single device's.
-
-    ``narrowest`` is the type in which the optimizer computes, known once its rounding was measured.
-    """
-
-    verdict: Verdict
-    left: State
-    after: Update
-    narrowest: torch.dtype | None
-
-
-def judged_update(sides: Sides, number: int, before: BeforeUpdate) -> JudgedUpdate:
-    """What the layout's optimizer has made of its gradients beside the single device's work on the same.
+def judged_update(sides: Sides, trial: Trial, before: BeforeUpdate) -> Trial:
+    """With what the layout's optimizer makes of its gradients beside the single device's work on the same.
 
     Raises HiddenStateError.
     """
@@ -86,8 +75,21 @@ def judged_update(sides: Sides, number: int, before: BeforeUpdate) -> JudgedUpda
             apart = _apart(again.state.parameters, numbers_again, after, before.state)
             yield found, largest([noise_of(apart)])
 
-    verdict = judge(number, comparisons(), sides.limits, sides.group)
-    return JudgedUpdate(verdict, left, after, narrowest[-1] if narrowest else None)
+    verdict = judge(trial.steps, comparisons(), sides.limits, sides.group)
+    trial = replace(
+        trial.judged(verdict),
+        follows=after.follows,
+        type_of_update=narrowest[-1] if narrowest else trial.type_of_update,
+        left=replace(trial.left, state=left),
+    )
+    if verdict.failed is None:
+        return trial
+    window, limits = trial.left.window, verdict.limits
+    found, expected, mode = before.found, before.expected, sides.mode
+    failure = Failure(verdict.failed, window.batch, found, expected, "", limits, mode, window.state)
+    began, made, computed_in = before.state.parameters, after.state.parameters, trial.type_of_update
+    failure = replace(failure, before=began, after=made, type_of_update=computed_in)
+    return replace(trial, failure=failure)
 
 
 def _apart(
