@@ -43,6 +43,9 @@ from dpexp.verification.rounding import MARGIN
 from dpexp.verification.trial import NOT_COMPARABLE, Trial, uncompared
 from dpexp.verification.tries import Try, draw_alike, drawn_alike, run
 
+NO_GRADIENT = "no parameter had a gradient other than zero, so that a wrong layout would look the same"
+HIDDEN_IN_EVAL_MODE = f"{NOT_COMPARABLE}: outputs in eval mode, where rounding would hide an error"
+
 
 @dataclass(frozen=True)
 class Proof(Copies):
@@ -124,14 +127,11 @@ class Tries:
                 return Outcome(after, tuple(notes))
             if each.evaluates:
                 if len(after.hidden) > len(trial.hidden):
-                    notes.append(
-                        f"{NOT_COMPARABLE}: outputs in eval mode, where rounding would hide an error"
-                    )
+                    notes.append(HIDDEN_IN_EVAL_MODE)
                 after = replace(after, rows=trial.rows, hidden=trial.hidden)
             trial = after
-        return Outcome(
-            self._on_edge_rows(trial, mode, accumulate), tuple(notes), (), mode if mode.chunks else None
-        )
+        trial = self._on_edge_rows(trial, mode, accumulate)
+        return Outcome(trial, tuple(notes), mode=mode if mode.chunks is not None else None)
 
     def _on_edge_rows(self, trial: Trial, mode: Mode, accumulate: int) -> Trial:
         """What differs on the made batch before the optimizer, whose step might move weights too far."""
@@ -223,9 +223,7 @@ class Tries:
         notes = [note for each in outcomes for note in each.notes]
         worst = worst_of_ranks(trial.errors, sides.group)
         if trains and not cause and steps + in_training and not trial.reached:
-            notes.append(
-                "no parameter had a gradient other than zero, so that a wrong layout would look the same"
-            )
+            notes.append(NO_GRADIENT)
             steps = in_training = 0
         notes += self._of_modes(in_training) + self._of_limits(worst)
         for each in outcomes:
@@ -268,14 +266,11 @@ class Tries:
 
     def _of_seeds(self, failure: Failure) -> str:
         """A hint at generators of the model itself, which are seeded alike."""
+        is_alike = False
         if failure.worst.kind == "outputs" and math.isfinite(failure.worst.error):
             with suppress(Exception):  # of any kind: what has failed is known
-                return (
-                    f"; {draw_alike(self.proof.group)}"
-                    if drawn_alike(self.both, self.both.batches[0])
-                    else ""
-                )
-        return ""
+                is_alike = drawn_alike(self.both, self.both.batches[0])
+        return f"; {draw_alike(self.proof.group)}" if is_alike else ""
 
 
 def _not_in_training(trial: Trial, why: str) -> Outcome:

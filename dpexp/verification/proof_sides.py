@@ -19,13 +19,12 @@ from dpexp.training.optimizers import OptimizerFactory
 from dpexp.training.trainer import Trainer
 from dpexp.verification.chunks import Chunks
 from dpexp.verification.compare import Limits
-from dpexp.verification.full_tensors import FullTensors
 from dpexp.verification.mode import WHOLE_MODEL, Mode, Modes, Nature, Switch
 from dpexp.verification.model_copy import copied, in_dtype
 from dpexp.verification.recorder import Step
 from dpexp.verification.result import TOLERANCE
 from dpexp.verification.rounding import NARROWER, NEGLIGIBLE, mixed_precision
-from dpexp.verification.sides import Sides
+from dpexp.verification.sides import FullTensors, Sides
 from dpexp.verification.single_device import SingleDevice
 from dpexp.verification.state import State
 
