@@ -134,9 +134,9 @@ class Objective:
     # --- what shards weigh ---
 
     def of_shards(self, losses: Tensor, targets: Any) -> Tensor:
-        """The loss of the batch from those of its shards, as ``Tensor.chunk`` splits it.
+        """The loss of the batch from those of its shards, ``(shards,)``, as ``Tensor.chunk`` splits it.
 
-        Without targets, which have the rows of all shards, other outputs may stand for them.
+        Without targets, ``(rows, …)`` of all shards, other outputs may stand for them. Raises ConfigError.
         """
         rows = len(_first(targets))
         size = -(-rows // max(1, len(losses)))

@@ -183,7 +183,7 @@ def worst(differences: Iterable[Difference]) -> Difference:
 
 
 def parts_of(found: Tensors, expected: Tensors) -> dict[str, Parts]:
-    """Every tensor that one of the two has, by parts. A missing one counts as zeros."""
+    """Every tensor of any shape that one of the two has, by parts. A missing one counts as zeros."""
     names = [*expected, *(name for name in found if name not in expected)]
     return {name: parts(found.get(name), expected.get(name)) for name in names}
 
@@ -241,7 +241,7 @@ def relative_error(found: Tensors, expected: Tensors) -> float:
 
 
 def whole_error(found: torch.Tensor, expected: torch.Tensor) -> float:
-    """``||found - expected|| / ||expected||`` of the whole tensor, where small numbers may hide."""
+    """``||found - expected|| / ||expected||`` of tensors of one shape, where small numbers may hide."""
     return ratio(distance(found, expected), magnitude(expected))
 
 
@@ -254,12 +254,15 @@ def distance(found: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 def magnitude(tensor: torch.Tensor) -> float:
-    """The norm over the finite entries."""
+    """The norm over the finite entries, of any shape."""
     return _finite_norm(numbers(tensor))
 
 
 def numbers(tensor: torch.Tensor) -> Array:
-    """The numbers of a tensor on the host, floating-point ones in float64 or complex128."""
+    """The numbers of a tensor on the host, in its shape: floating-point ones in float64 or complex128.
+
+    Of a sparse one ``(entries, …)``.
+    """
     flat = tensor.detach()
     flat = (flat.coalesce().values() if flat.is_sparse else flat).cpu()
     if flat.is_floating_point() or flat.is_complex():
@@ -268,7 +271,7 @@ def numbers(tensor: torch.Tensor) -> Array:
 
 
 def dense(found: torch.Tensor, expected: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Both as dense tensors; of two sparse ones the rows that either has."""
+    """Both as dense tensors in their shapes; of two sparse ones ``(rows, …)``, the rows that either has."""
     if found.is_sparse and expected.is_sparse and found.sparse_dim() == expected.sparse_dim() == 1:
         both = [each.cpu().coalesce() for each in (found, expected)]
         rows = torch.unique(torch.cat([each.indices()[0] for each in both]))

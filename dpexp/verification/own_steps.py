@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -22,14 +23,13 @@ from dpexp.verification.compare import Limits
 from dpexp.verification.diagnosis.found import Found
 from dpexp.verification.diagnosis.locate import Locator
 from dpexp.verification.failure import SingleDeviceError
-from dpexp.verification.full_tensors import FullTensors
 from dpexp.verification.judge import worst_of_ranks
 from dpexp.verification.mode import OTHER_NUMBERS, Mode, draws, has_batch_norm
 from dpexp.verification.model_copy import copied
 from dpexp.verification.recorder import fewer_collections
 from dpexp.verification.result import TOLERANCE, Result
 from dpexp.verification.rounding import NEGLIGIBLE
-from dpexp.verification.sides import Sides
+from dpexp.verification.sides import FullTensors, Sides
 from dpexp.verification.single_device import SingleDevice
 from dpexp.verification.state import read_by_rows
 from dpexp.verification.take import take_step
@@ -95,30 +95,31 @@ class OwnSteps:
         )
         note = f"not compared: {why_not}" if why_not else ""
         rows_are_apart = not (self.autocast or draws(self.model) or has_batch_norm(self.model))
-        return PlacedSteps(sides, self.model, note, _counts(trainer), rows_are_apart)
+        placed = checked_placed(sides, Trial())
+        return PlacedSteps(sides, self.model, placed, note, _counts(trainer), rows_are_apart)
 
 
 @dataclass(frozen=True)
 class PlacedSteps:
     """Steps of a run beside a single device. A ``note`` says why they cannot be compared.
 
-    ``counts`` are numbers in attributes of the modules as placed.
+    ``trial`` is what the model as placed has shown, and ``counts`` are numbers in attributes of its modules.
     """
 
     sides: Sides
     model: nn.Module
+    trial: Trial
     note: str
     counts: Mapping[str, int | float]
     rows_are_apart: bool
 
     def as_placed(self) -> Result:
-        """Compare the model as placed, before any step."""
-        return self._result(checked_placed(self.sides, Trial()), self.note)
+        """The model as placed, before any step."""
+        return self._result(self.trial, self.note)
 
     def first(self, pairs: Pairs) -> Result:
         """The run's step on each of its parts of the global batches."""
-        with fewer_collections(self.model), without_tf32():
-            return self._taken(pairs)
+        return self._taken(self.trial, pairs)
 
     def last(self, pairs: Pairs) -> Result:
         """The same from the state of a run that has trained, which then accumulates as before."""
@@ -127,10 +128,8 @@ class PlacedSteps:
             return self._result(trial, self.note)
         self._count_as_layout()
         optimizers = self.sides.layout.optimizers
-        if optimizers is None:
-            return self.first(pairs)
-        with optimizers.restarted():
-            return self.first(pairs)
+        with optimizers.restarted() if optimizers is not None else nullcontext():
+            return self._taken(trial, pairs)
 
     def _count_as_layout(self) -> None:
         """Give the single device the numbers that modules of the layout have counted in all steps so far."""
@@ -141,22 +140,23 @@ class PlacedSteps:
             for key, own in vars(part.module).items():
                 vars(part.module)[key] = counted.get(f"{part.name}: {key}", own)
 
-    def _taken(self, pairs: Pairs) -> Result:
-        trial, note = Trial(), self.note
-        for batch, part in pairs:
-            if not note:
-                try:
-                    trial = take_step(self.sides, trial, batch, part)
-                    if trial.failure is None and self.rows_are_apart:
-                        trial = checked_window(self.sides, trial)
-                except SingleDeviceError as raised:
-                    note = f"not compared: a single device does not compute it: {raised.cause}"
-                else:
-                    if trial.failure is not None:
-                        break
-                    continue
-            self.sides.layout.step(part)
-        return self._result(trial, note)
+    def _taken(self, trial: Trial, pairs: Pairs) -> Result:
+        note = self.note
+        with fewer_collections(self.model), without_tf32():
+            for batch, part in pairs:
+                if not note:
+                    try:
+                        trial = take_step(self.sides, trial, batch, part)
+                        if trial.failure is None and self.rows_are_apart:
+                            trial = checked_window(self.sides, trial)
+                    except SingleDeviceError as raised:
+                        note = f"not compared: a single device does not compute it: {raised.cause}"
+                    else:
+                        if trial.failure is not None:
+                            break
+                        continue
+                self.sides.layout.step(part)
+            return self._result(trial, note)
 
     def _result(self, trial: Trial, note: str) -> Result:
         sides, failure, located = self.sides, trial.failure, Found()

@@ -13,23 +13,19 @@ model, a function that lays it out, batches, a loss and an optimizer.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import torch
-from torch import nn
 
 from dpexp.config.errors import describe
 from dpexp.config.words import listed, plural
 from dpexp.data.batch import Batch
 from dpexp.data.halves import no_mean_over_rows
-from dpexp.data.objective import Objective
 from dpexp.data.rng import kept_globals
-from dpexp.distributed.group import ProcessGroup
 from dpexp.tensors import norm
 from dpexp.training.attributes import HiddenStateError
-from dpexp.training.optimizers import OptimizerFactory
 from dpexp.training.preserve import preserved
 from dpexp.verification.alone import OwnGroupError, alone
 from dpexp.verification.checks import checked_placed, undecided
@@ -40,30 +36,26 @@ from dpexp.verification.gathered_outputs import scalars_of_replicas
 from dpexp.verification.judge import worst_of_ranks
 from dpexp.verification.mode import OTHER_NUMBERS, WHOLE_MODEL, Mode
 from dpexp.verification.model_copy import in_dtype
-from dpexp.verification.proof_sides import LayOut, ProofSides
+from dpexp.verification.proof_sides import Copies, ProofSides
 from dpexp.verification.recorder import fewer_collections
 from dpexp.verification.result import KINDS, Result
 from dpexp.verification.rounding import MARGIN
 from dpexp.verification.trial import NOT_COMPARABLE, Trial, uncompared
 from dpexp.verification.tries import Try, draw_alike, drawn_alike, run
 
+NO_GRADIENT = "no parameter had a gradient other than zero, so that a wrong layout would look the same"
+HIDDEN_IN_EVAL_MODE = f"{NOT_COMPARABLE}: outputs in eval mode, where rounding would hide an error"
+
 
 @dataclass(frozen=True)
-class Proof:
-    """``optimizer`` makes the optimizer of some parameters; without one only forwards are compared.
+class Proof(Copies):
+    """Without an ``optimizer`` only forwards are compared.
 
     ``made`` is a batch of edge rows (``edge_rows``); what it shows is not among the steps of the result.
 
     Neither the model nor the random state of the host is changed.
     """
 
-    model: nn.Module
-    lay_out: LayOut
-    batches: Sequence[Batch]
-    objective: Objective
-    optimizer: OptimizerFactory | None = None
-    group: ProcessGroup = field(default_factory=ProcessGroup)
-    dtype: torch.dtype = torch.float64
     made: Batch | None = None
 
     def result(self) -> Result:
@@ -75,15 +67,7 @@ class Proof:
         with kept_globals(), scalars_of_replicas(), fewer_collections(self.model):
             dtype = self.dtype
             try:
-                both = ProofSides.of(
-                    self.model,
-                    self.lay_out,
-                    self.objective,
-                    self.optimizer,
-                    self.batches,
-                    self.group,
-                    dtype,
-                )
+                both = self.both_sides()
                 dtype = both.dtype
                 return Tries(self, both).result()
             except OwnGroupError as error:
@@ -143,14 +127,11 @@ class Tries:
                 return Outcome(after, tuple(notes))
             if each.evaluates:
                 if len(after.hidden) > len(trial.hidden):
-                    notes.append(
-                        f"{NOT_COMPARABLE}: outputs in eval mode, where rounding would hide an error"
-                    )
+                    notes.append(HIDDEN_IN_EVAL_MODE)
                 after = replace(after, rows=trial.rows, hidden=trial.hidden)
             trial = after
-        return Outcome(
-            self._on_edge_rows(trial, mode, accumulate), tuple(notes), (), mode if mode.chunks else None
-        )
+        trial = self._on_edge_rows(trial, mode, accumulate)
+        return Outcome(trial, tuple(notes), mode=mode if mode.chunks is not None else None)
 
     def _on_edge_rows(self, trial: Trial, mode: Mode, accumulate: int) -> Trial:
         """What differs on the made batch before the optimizer, whose step might move weights too far."""
@@ -242,9 +223,7 @@ class Tries:
         notes = [note for each in outcomes for note in each.notes]
         worst = worst_of_ranks(trial.errors, sides.group)
         if trains and not cause and steps + in_training and not trial.reached:
-            notes.append(
-                "no parameter had a gradient other than zero, so that a wrong layout would look the same"
-            )
+            notes.append(NO_GRADIENT)
             steps = in_training = 0
         notes += self._of_modes(in_training) + self._of_limits(worst)
         for each in outcomes:
@@ -287,14 +266,11 @@ class Tries:
 
     def _of_seeds(self, failure: Failure) -> str:
         """A hint at generators of the model itself, which are seeded alike."""
+        is_alike = False
         if failure.worst.kind == "outputs" and math.isfinite(failure.worst.error):
             with suppress(Exception):  # of any kind: what has failed is known
-                return (
-                    f"; {draw_alike(self.proof.group)}"
-                    if drawn_alike(self.both, self.both.batches[0])
-                    else ""
-                )
-        return ""
+                is_alike = drawn_alike(self.both, self.both.batches[0])
+        return f"; {draw_alike(self.proof.group)}" if is_alike else ""
 
 
 def _not_in_training(trial: Trial, why: str) -> Outcome:

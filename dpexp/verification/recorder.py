@@ -177,7 +177,7 @@ def computed(trainer: Trainer, batch: Batch) -> Step:
 
 
 def end_step() -> None:
-    """End a step before its optimizer."""
+    """End a step before its optimizer: raises StepEndedError."""
     raise StepEndedError
 
 
@@ -201,7 +201,7 @@ def _eps(tensor: torch.Tensor) -> float:
 
 
 def widened(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor on the host, detached; in float64 or complex128 unless it has integers."""
+    """The tensor on the host in its shape, detached; in float64 or complex128 unless it has integers."""
     wide = tensor.detach().to(devices.HOST)  # copied below: clipping changes gradients in place
     if wide.is_complex() or wide.is_floating_point():
         wide = wide.to(torch.complex128 if wide.is_complex() else torch.float64, copy=True)

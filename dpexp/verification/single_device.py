@@ -38,14 +38,13 @@ from dpexp.verification.state import State, forget
 
 @dataclass(frozen=True)
 class Update:
-    """What an optimizer has made: the ``state`` after it, and how often it added to a number of each.
+    """What an optimizer has made: the ``state`` after it.
 
     ``follows`` are the settings of its groups that its steps change, as ``group 0: lr``. ``narrowest`` is the
     shortest type in which it has computed, known where it was rounded otherwise.
     """
 
     state: State
-    additions: Mapping[str, int]
     follows: frozenset[str]
     narrowest: torch.dtype | None = None
 
@@ -187,14 +186,10 @@ class SingleDevice:
         gradients: Tensors,
         step: Step,
         *,
-        random: bytes | None = None,
         clip_norm: float | None = None,
         draw: int | None = None,
     ) -> Update:
-        """What the optimizer makes of these gradients, which are as sparse as those of its own ``step``.
-
-        It draws the ``random`` numbers that the layout's optimizer had.
-        """
+        """What the optimizer makes of these full gradients, which are as sparse as those of its ``step``."""
         optimizers = self.trainer.optimizers
         assert optimizers is not None
         self._load(state)
@@ -202,14 +197,12 @@ class SingleDevice:
             parameter.grad = _like(gradients.get(name), parameter, step.gradients.get(name))
         optimizers.clip_norm = clip_norm
         optimizers.write_attributes(state.attributes)
-        if random is not None:
-            set_random_state(random)
         with alone(), _rounded(draw) as rounded:
             self.trainer.update()
         follows = state.follows | self._changed_settings()
         after = State.of(self.trainer, state.objective).following(follows)
         forget(self.trainer)
-        return Update(after, step.additions, follows, rounded.narrowest if rounded is not None else None)
+        return Update(after, follows, rounded.narrowest if rounded is not None else None)
 
     def _changed_settings(self) -> frozenset[str]:
         """The settings of groups that the optimizer's steps change.

@@ -63,7 +63,8 @@ class Expected:
 def take_step(sides: Sides, trial: Trial, batch: Batch, part: Batch, *, updates: bool = True) -> Trial:
     """The layout's step on its part of a global batch, as a take; ``updates``: with its optimizer's.
 
-    Every rank must call this. Raises SingleDeviceError, and what the layout raises.
+    Every rank must call this. Raises SingleDeviceError, what the layout raises, and RuntimeError for a step
+    that does not report to its observer.
     """
     layout = sides.layout
     trial, expected = _begin(sides, replace(trial, rows=(*trial.rows, batch.rows)), batch)
@@ -98,7 +99,13 @@ def take_step(sides: Sides, trial: Trial, batch: Batch, part: Batch, *, updates:
             "the layout's step has not called backward_ended of its observer (loss_ended, where nothing "
             "is trained), so nothing of it can be compared: docs/custom-layouts.md has a step that does"
         )
-    return trial if layout.optimizers is None else _updated(sides, trial, expected, before)
+    if layout.optimizers is None:
+        return trial
+    try:
+        with kept_globals():
+            return judged_update(sides, trial, before)
+    except HiddenStateError as error:
+        raise SingleDeviceError(error) from error
 
 
 def take_evaluation(sides: Sides, trial: Trial, batch: Batch) -> Trial:
@@ -107,9 +114,7 @@ def take_evaluation(sides: Sides, trial: Trial, batch: Batch) -> Trial:
     if trial.failure is not None:
         return trial
     expected = sides.single.evaluate(state, batch, sides.mode.on_all_rows, hooks=sides.records)
-    trial = (
-        trial.forgotten()
-    )  # a forward in eval mode may write to buffers, and to a table with a largest norm
+    trial = trial.forgotten()  # a forward in eval mode may write to buffers, and to rows of a table
     if expected.drew:
         return trial
     recorder = Recorder(sides.layout, True, lambda: None)
@@ -124,10 +129,9 @@ def take_evaluation(sides: Sides, trial: Trial, batch: Batch) -> Trial:
     trial = trial.judged(verdict)
     if verdict.failed is None:
         return trial
-    failure = Failure(
-        verdict.failed, batch, found, expected, limits=verdict.limits, mode=sides.mode, state=state
-    )
-    return replace(trial, failure=replace(failure, in_eval_mode=True))
+    limits, mode = verdict.limits, sides.mode
+    failure = Failure(verdict.failed, batch, found, expected, "", limits, mode, state, in_eval_mode=True)
+    return replace(trial, failure=failure)
 
 
 def _begin(sides: Sides, trial: Trial, batch: Batch) -> tuple[Trial, Expected | None]:
@@ -135,10 +139,8 @@ def _begin(sides: Sides, trial: Trial, batch: Batch) -> tuple[Trial, Expected | 
     trial, state = checked_state(sides, trial)
     if trial.failure is not None:
         return trial, None
-    window, threads = (
-        trial.left.window.followed_by(state, batch, trial.left.gradients),
-        torch.get_num_threads(),
-    )
+    window = trial.left.window.followed_by(state, batch, trial.left.gradients)
+    threads = torch.get_num_threads()
     try:
         step = sides.single.step(window.state, batch, sides.mode, hooks=sides.records)
         if sides.records and step.loss is not None and not math.isfinite(step.loss):
@@ -225,36 +227,6 @@ def _clip(sides: Sides, gradients: Tensors, number: int) -> None:
         norm = math.hypot(*map(magnitude, gradients.values()))
         update = number // optimizers.accumulate
         optimizers.clip_norm = CLIPS[update % len(CLIPS)] * norm / optimizers.accumulate
-
-
-def _updated(sides: Sides, trial: Trial, expected: Expected, before: BeforeUpdate) -> Trial:
-    """The optimizer's work on the layout's gradients, beside the single device's on the same."""
-    with kept_globals():
-        try:
-            update = judged_update(sides, trial.steps, before)
-        except HiddenStateError as error:
-            raise SingleDeviceError(error) from error
-    trial = replace(
-        trial.judged(update.verdict),
-        follows=update.after.follows,
-        type_of_update=update.narrowest or trial.type_of_update,
-        left=replace(trial.left, state=update.left),
-    )
-    if update.verdict.failed is None:
-        return trial
-    failure = Failure(
-        update.verdict.failed,
-        expected.window.batch,
-        before.found,
-        before.expected,
-        limits=update.verdict.limits,
-        mode=sides.mode,
-        state=expected.window.state,
-        before=before.state.parameters,
-        after=update.after.state.parameters,
-        type_of_update=trial.type_of_update,
-    )
-    return replace(trial, failure=failure)
 
 
 def _with_calls(sides: Sides, trial: Trial, expected: Expected, part: Batch) -> Trial:

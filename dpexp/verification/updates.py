@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
+from dpexp.data.rng import set_random_state
 from dpexp.verification.compare import Kinds, Noise, Parts, Tensors, noise_of, numbers, parts_of
-from dpexp.verification.judge import Verdict, judge
+from dpexp.verification.failure import Failure
+from dpexp.verification.judge import judge
 from dpexp.verification.recorder import Step
 from dpexp.verification.references import is_same, otherwise
 from dpexp.verification.rounding import DRAWS, largest
 from dpexp.verification.sides import Sides
 from dpexp.verification.single_device import SingleDevice, Update
 from dpexp.verification.state import State
+from dpexp.verification.trial import Trial
 
 ROUNDED = 2
 """Last bits by which a number of a parameter may differ after each addition to it: one of the product that
@@ -38,21 +41,8 @@ class BeforeUpdate:
     random: bytes
 
 
-@dataclass(frozen=True)
-class JudgedUpdate:
-    """A ``verdict`` about an update; ``left`` is the layout's state after it, ``after`` the single device's.
-
-    ``narrowest`` is the type in which the optimizer computes, known once its rounding was measured.
-    """
-
-    verdict: Verdict
-    left: State
-    after: Update
-    narrowest: torch.dtype | None
-
-
-def judged_update(sides: Sides, number: int, before: BeforeUpdate) -> JudgedUpdate:
-    """What the layout's optimizer has made of its gradients beside the single device's work on the same.
+def judged_update(sides: Sides, trial: Trial, before: BeforeUpdate) -> Trial:
+    """With what the layout's optimizer makes of its gradients beside the single device's work on the same.
 
     Raises HiddenStateError.
     """
@@ -61,44 +51,49 @@ def judged_update(sides: Sides, number: int, before: BeforeUpdate) -> JudgedUpda
     narrowest = list[torch.dtype | None]()
 
     def update(single: SingleDevice, draw: int | None = None) -> Update:
-        return single.update(
-            before.state,
-            before.found.gradients,
-            before.expected,
-            random=before.random if is_on_host else None,
-            clip_norm=optimizers.clip_norm,
-            draw=draw,
-        )
+        if is_on_host:
+            set_random_state(before.random)
+        gradients, clip_norm = before.found.gradients, optimizers.clip_norm
+        return single.update(before.state, gradients, before.expected, clip_norm=clip_norm, draw=draw)
 
     after = update(sides.single)
     left = sides.state(after.follows)
 
     def comparisons() -> Iterator[tuple[Kinds, Noise]]:
-        found = {
-            **_apart(left.parameters, left.optimizer_numbers(), after, before.state),
-            "buffers": _buffers(sides.layout.buffers(), before, after),
-        }
+        found = _apart(left, after, before) | {"buffers": _buffers(sides.layout.buffers(), before, after)}
         yield found, {}
         for draw in range(DRAWS):
             again = update(otherwise(sides, draw, before.expected.drew), draw)
             narrowest.append(again.narrowest)
-            numbers_again = again.state.optimizer_numbers()
-            apart = _apart(again.state.parameters, numbers_again, after, before.state)
-            yield found, largest([noise_of(apart)])
+            yield found, largest([noise_of(_apart(again.state, after, before))])
 
-    verdict = judge(number, comparisons(), sides.limits, sides.group)
-    return JudgedUpdate(verdict, left, after, narrowest[-1] if narrowest else None)
+    verdict = judge(trial.steps, comparisons(), sides.limits, sides.group)
+    trial = replace(
+        trial.judged(verdict),
+        follows=after.follows,
+        type_of_update=narrowest[-1] if narrowest else trial.type_of_update,
+        left=replace(trial.left, state=left),
+    )
+    if verdict.failed is None:
+        return trial
+    failure = Failure(
+        verdict.failed,
+        trial.left.window.batch,
+        before.found,
+        before.expected,
+        before=before.state.parameters,
+        after=after.state.parameters,
+        type_of_update=trial.type_of_update,
+    )
+    return replace(trial, failure=failure)
 
 
-def _apart(
-    parameters: Tensors, of_optimizer: Tensors, after: Update, before: State
-) -> dict[str, Mapping[str, Parts]]:
+def _apart(found: State, after: Update, before: BeforeUpdate) -> dict[str, Mapping[str, Parts]]:
     """How far what an optimizer has made is from what the single device's has made."""
-    expected = after.state
     return {
-        "parameters": parts_of(parameters, expected.parameters),
-        "updates": _updates(parameters, after, before),
-        "optimizer": parts_of(of_optimizer, expected.optimizer_numbers()),
+        "parameters": parts_of(found.parameters, after.state.parameters),
+        "updates": _updates(found.parameters, after, before),
+        "optimizer": parts_of(found.optimizer_numbers(), after.state.optimizer_numbers()),
     }
 
 
@@ -110,14 +105,15 @@ def _buffers(now: Tensors, before: BeforeUpdate, after: Update) -> Mapping[str, 
     return parts_of({name: now[name] for name in kept if name in now}, kept)
 
 
-def _updates(found: Tensors, after: Update, before: State) -> Mapping[str, Parts]:
+def _updates(found: Tensors, after: Update, before: BeforeUpdate) -> Mapping[str, Parts]:
     """What a step has changed, without the rounding of the sums: some last bits of each number."""
     updates = {}
     for name, expected in after.state.parameters.items():
         if name not in found or found[name].shape != expected.shape:
             continue
-        wanted, start = numbers(expected), numbers(before.parameters[name])
-        slack = ROUNDED * after.additions.get(name, 1) * torch.finfo(expected.dtype).eps * np.abs(wanted)
+        wanted, start = numbers(expected), numbers(before.state.parameters[name])
+        additions = ROUNDED * before.expected.additions.get(name, 1)
+        slack = additions * torch.finfo(expected.dtype).eps * np.abs(wanted)
         with np.errstate(over="ignore", invalid="ignore"):
             off = np.maximum(np.abs(numbers(found[name]) - wanted) - slack, 0)
             norms = [float(np.linalg.norm(each)) for each in (wanted - start, off)]

@@ -21,7 +21,6 @@ from dpexp.engine.verify import batches, verify
 from dpexp.measurement.observe import observe
 from dpexp.report.verification import unreached
 from dpexp.strategies.base import Strategy
-from dpexp.strategies.modules import hooked_parameters
 from dpexp.strategies.placed import Placed, Shards
 from dpexp.strategies.registry import STRATEGIES
 from dpexp.timing import Timer
@@ -72,17 +71,6 @@ def test_every_layout_equals_the_single_device_to_rounding(strategy: str, count:
     assert (result.passed, result.dtype) == (True, torch.float64)
     assert result.worst["outputs"].error < 1e-15
     assert result.worst["gradients"].error < 1e-14
-
-
-def test_a_right_layout_trains_as_a_single_device_and_its_model_stays() -> None:
-    model = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 2))
-    before = copy.deepcopy(model.state_dict())
-    result = proof_result(model, optimizer=torch.optim.Adam)
-    assert (result.passed, result.steps) == (True, 3)
-    assert {"outputs", "loss", "gradients", "parameters", "updates", "optimizer"} >= result.worst.keys()
-    assert all(each.error < 1e-13 for each in result.worst.values())
-    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
-    assert all(parameter.grad is None for parameter in model.parameters())
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the compiler itself
@@ -211,16 +199,6 @@ class Masked(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.fc(x)
-
-
-def test_a_copy_of_a_model_keeps_the_hooks_on_its_parameters() -> None:
-    model = Masked()
-    copy_of_it = copied(model, torch.float64)
-    assert hooked_parameters(copy_of_it) == ["fc.weight", "fc.bias"]
-    copy_of_it(torch.ones(1, 5, dtype=torch.float64)).sum().backward()
-    assert torch.equal(copy_of_it.fc.weight.grad, torch.full((2, 5), 0.5, dtype=torch.float64))
-    assert torch.equal(copy_of_it.fc.bias.grad, torch.full((2,), 3.0, dtype=torch.float64))
-    assert (model.finished, copy_of_it.finished) == (0, 1)
 
 
 @pytest.mark.parametrize("strategy", ["whole", "place"])

@@ -314,6 +314,7 @@ def test_a_run_is_verified_in_all_its_parts_or_says_what_is_wrong(name: str) -> 
     assert found["error"] == ""
     of_run = found["verification"]
     assert [part["passed"] for part in (of_run, of_run["first_steps"], of_run["last_step"])] == [True] * 3
+    assert "the same random numbers" not in of_run["note"], "dpexp seeds each rank differently"
 
 
 @pytest.mark.parametrize("name", NOTED)
@@ -321,13 +322,6 @@ def test_what_a_run_does_not_compare_is_named(name: str) -> None:
     found = result(name)
     assert (found["error"], found["verification"]["checked"]) == ("", name in CHECKED)
     assert NOTED[name][1] in found["verification"]["note"]
-
-
-def test_dpexp_seeds_each_rank_differently() -> None:
-    found = result("drops")
-    assert found["error"] == ""
-    assert found["verification"]["first_steps"]["passed"]
-    assert "the same random numbers" not in found["verification"]["note"]
 
 
 # --- proofs ---------------------------------------------------------------------------------------------

@@ -24,9 +24,8 @@ from dpexp.training.optimizers import OwnOptimizer
 from dpexp.training.trainer import Trainer
 from dpexp.verification.compare import Limits
 from dpexp.verification.diagnosis.locate import Locator
-from dpexp.verification.full_tensors import FullTensors
 from dpexp.verification.model_copy import copied, in_dtype
-from dpexp.verification.sides import Sides
+from dpexp.verification.sides import FullTensors, Sides
 from dpexp.verification.single_device import SingleDevice
 from dpexp.verification.take import take_step
 from dpexp.verification.trial import Trial
