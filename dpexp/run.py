@@ -16,10 +16,11 @@ import gc
 import os
 import sys
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from dpexp import report
 from dpexp.config.errors import ConfigError, Terminated, as_config_error
 from dpexp.config.factories import live_names
 from dpexp.config.printable import printable
@@ -31,14 +32,17 @@ from dpexp.distributed.signals import SignalHandler
 from dpexp.distributed.world import RUN_ID, World
 from dpexp.engine.progress import ProgressBar, importing_torch
 from dpexp.record.files import JournalError, check_writable
+from dpexp.record.fold import finish, load_record
 from dpexp.record.journal import Journal, NullJournal, new_run_id, now
-from dpexp.record.record import Record, finish
+from dpexp.record.record import Record
 from dpexp.record.redact import redact
+from dpexp.record.runs import begin
+from dpexp.tracking.follow import Follower
+from dpexp.tracking.ledger import Delivery
 from dpexp.tracking.user_runs import user_run
 
 if TYPE_CHECKING:
     from dpexp.engine.prepared import Prepared
-    from dpexp.tracking.ledger import Delivery
 
 RANK_PROGRAM = "from dpexp.commands.rank import run_rank; run_rank()"
 """What the process of a rank runs."""
@@ -48,13 +52,9 @@ class RunRecord(Record):
     """The Record that ``run`` returns: ``print`` shows its summary, and so does a notebook."""
 
     def __str__(self) -> str:
-        from dpexp import report
-
         return report.summary(self)
 
     def _repr_markdown_(self) -> str:
-        from dpexp import report
-
         return report.note(self)
 
 
@@ -100,14 +100,14 @@ def run(
     """
     flat = {"strategy": config} if isinstance(config, str) else config.to_dict()
     if isinstance(metrics, Mapping):
-        from dpexp.measurement.evaluation import NamedMetrics
+        from dpexp.measurement.evaluation import NamedMetrics  # torch: `execute` imports it beside mlflow
 
         metrics = NamedMetrics(metrics)
     given = {"model": model, "data": data, "loss": loss, "metrics": metrics, "validation": validation}
     texts = {name: value for name, value in given.items() if isinstance(value, str)}
     objects = {name: value for name, value in given.items() if name not in texts and value is not None}
     if samples := {"data", "validation"} & objects.keys():
-        from dpexp.data.user_data import OwnBatches
+        from dpexp.data.user_data import OwnBatches  # torch, which the program has imported
 
         lists = {name: objects[name] for name in samples if isinstance(objects[name], list)}
         objects |= {name: OwnBatches(batches) for name, batches in lists.items()}
@@ -141,116 +141,113 @@ def execute(
     ``on_record`` gets the Record and that error while the rest is delivered to MLflow.
     Raises ConfigError for whatever prevents the start of the run: then nothing is written.
     """
-    from dpexp.tracking.follow import Follower  # --help does without it
-
     world = World.of_next_run()
     if world is None and config.options.launch_options is not None:
         return _launch_ranks(config, quiet, on_record)
     if world is not None:
         end_with_launcher()
-    is_recorder, users = world is None or world.rank == 0, user_run()
-    quiet = quiet or not is_recorder
-    signals = SignalHandler()
-    with signals.installed(is_last=is_last), ExitStack() as inside:
-        run_id = os.environ.get(RUN_ID) or new_run_id()
+    is_recorder = world is None or world.rank == 0
+    quiet, run_id = quiet or not is_recorder, os.environ.get(RUN_ID) or new_run_id()
+    signals, user_run_before = SignalHandler(), user_run()
+    with signals.installed(is_last=is_last), ExitStack() as globals_of_run:
         follower = Follower.start(home(), run_id) if config.track and is_recorder else None
         try:
             with as_config_error("the start of the run", JournalError, PeerError), importing_torch(quiet):
-                ends_here = is_last or world is not None
-                prepared, journal = _begin(config, objects, world, run_id, signals, ends_here, inside)
+                signals.hold()  # torch turns what is raised in its import into another error, or aborts
+                from dpexp.engine import (  # which import it
+                    observations,
+                    passes,
+                    prediction,
+                    ranks,
+                    run_globals,
+                )
+
+                signals.release()
+                if is_last or world is not None:
+                    gc.freeze()  # collecting what torch has imported would take a second at the process's end
+                globals_of_run.enter_context(run_globals.run_globals(config))
+                prepared = ranks.prepare_ranks(config, objects, world)
+                if world is None and prepared.may_mix_devices:
+                    prediction.check_devices(prepared)
+                facts = observations.run_facts(config, prepared) if is_recorder else {}
+                signals.hold()
+                journal = begin(home(), run_id, facts) if is_recorder else NullJournal()
         except BaseException as raised:
             if follower is not None:
                 follower.kill()
             if signals.requested and isinstance(raised, ConfigError):  # an import that a signal cut short
                 signals.terminate()
             raise
-        record, result, error = _run_engine(prepared, journal, signals, quiet)
-        if is_recorder and (found := user_run()) != users:
-            _warn_of_user_run(found)
-        before = signals.received
-        if record is not None and is_recorder:
-            on_record(record, error)  # while the rest is delivered
-        if follower is None:
-            return Outcome(record, None, error)
-        with ProgressBar(hidden=quiet) as progress:
-            progress.begin("delivering to MLflow")
-            delivery = follower.wait(
-                config.track_timeout, lambda: signals.received > before, progress.print_line
-            )
-        replace(result, delivery=vars(delivery)).write()
-        return Outcome(record, delivery, error)
+        progress, timeout_s = ProgressBar(hidden=quiet), config.track_timeout
+        end = _End(prepared, journal, follower, timeout_s, signals, progress, on_record, user_run_before)
+        with end, signals.raising():
+            passes.execute(prepared, journal, progress, signals)
+        return end.outcome
 
 
-def _begin(
-    config: RunConfig,
-    objects: Mapping[str, Any] | None,
-    world: World | None,
-    run_id: str,
-    signals: SignalHandler,
-    ends_here: bool,
-    inside: ExitStack,
-) -> tuple[Prepared, Journal]:
-    """The prepared run and its journal, with the description of the run; nothing is written before.
+@dataclass
+class _End(AbstractContextManager["_End"]):
+    """The end of a run that has begun: after its last step, an error, a signal, or on a full disk.
 
-    The process has the globals of the run until ``inside`` ends; it ends itself then where it ``ends_here``.
+    The error is recorded and not raised; ``outcome`` has it. No signal interrupts the end.
     """
-    signals.hold()  # torch turns what is raised in its import into another error, or aborts
-    from dpexp.engine.observations import run_facts
-    from dpexp.engine.ranks import prepare_ranks
-    from dpexp.engine.run_globals import run_globals
-    from dpexp.record.runs import begin
 
-    signals.release()
-    if ends_here:
-        gc.freeze()  # collecting what torch has imported would take a second at the process's end
-    inside.enter_context(run_globals(config))
-    prepared = prepare_ranks(config, objects, world)
-    if world is None and prepared.may_mix_devices:
-        from dpexp.engine.prediction import check_devices
+    prepared: Prepared
+    journal: Journal
+    follower: Follower | None
+    timeout_s: float
+    signals: SignalHandler
+    progress: ProgressBar
+    on_record: OnRecord
+    user_run_before: str
 
-        check_devices(prepared)
-    if not prepared.group.is_first:
-        signals.hold()
-        return prepared, NullJournal()
-    facts = run_facts(config, prepared)
-    signals.hold()
-    return prepared, begin(home(), run_id, facts)
+    def __exit__(self, kind: object, raised: BaseException | None, trace: object) -> bool:
+        """End the journal, leave the process group, and wait for the delivery."""
+        self.signals.hold()  # for a signal that came between the last step and the end
+        self.progress.close()
+        group = self.prepared.group
+        error, result = self._end_journal(raised)
+        self.prepared.release()
+        record = finish(self.journal.path) if group.is_first else None
+        result.write()
+        if error is None:
+            record = group.broadcast(0, record)  # every rank has it, unless an error ended the run
+            group.destroy()
+        received = self.signals.received
+        if group.is_first:
+            _warn_of_user_run(self.user_run_before)
+            assert record is not None
+            self.on_record(record, error)  # while the rest is delivered
+        self.outcome = Outcome(record, None, error)
+        if self.follower is not None:
+            with self.progress:
+                self.progress.begin("delivering to MLflow")
+                delivery = self.follower.wait(
+                    self.timeout_s, lambda: self.signals.received > received, self.progress.print_line
+                )
+            replace(result, delivery=vars(delivery)).write()
+            self.outcome = replace(self.outcome, delivery=delivery)
+        return True
 
-
-def _run_engine(
-    prepared: Prepared, journal: Journal, signals: SignalHandler, quiet: bool
-) -> tuple[Record | None, RankResult, BaseException | None]:
-    """Run the engine, write its end, and leave the process group; the error is what ended the run early.
-
-    Every rank has the Record, unless an error ended the run.
-    """
-    from dpexp.engine import passes
-
-    group = prepared.group
-    with ProgressBar(hidden=quiet) as progress:
-        error = signals.error_of(lambda: passes.execute(prepared, journal, progress, signals))
-    error = group.root_cause(error) if error is not None else None
-    row = error_row(error) if error is not None else None
-    was_killed = isinstance(error, KeyboardInterrupt | Terminated | LostContact)
-    status = "finished" if row is None else "killed" if was_killed else "failed"
-    journal.set(status=status, ended=now(), error=row)
-    try:
-        journal.close()
-    except JournalError as raised:
-        error, row = (error, row) if error is not None else (raised, error_row(raised))
-    prepared.release()
-    record = finish(journal.path) if group.is_first else None
-    kind, message = (row["type"], row["message"]) if row is not None else ("", "")
-    result = RankResult(group.rank, status, kind, message)
-    result.write()
-    if error is None:
-        record = group.broadcast(0, record)
-        group.destroy()
-    return record, result, error
+    def _end_journal(self, raised: BaseException | None) -> tuple[BaseException | None, RankResult]:
+        """Write how the run ended; returns its error, also one of writing it, and its result."""
+        error = self.prepared.group.root_cause(raised) if raised is not None else None
+        row = error_row(error) if error is not None else None
+        was_killed = isinstance(error, KeyboardInterrupt | Terminated | LostContact)
+        status = "finished" if row is None else "killed" if was_killed else "failed"
+        self.journal.set(status=status, ended=now(), error=row)
+        try:
+            self.journal.close()
+        except JournalError as full:
+            error, row = (error, row) if error is not None else (full, error_row(full))
+        kind, message = (row["type"], row["message"]) if row is not None else ("", "")
+        return error, RankResult(self.prepared.group.rank, status, kind, message)
 
 
-def _warn_of_user_run(found: str) -> None:
-    """Say that values of the user's code are elsewhere."""
+def _warn_of_user_run(before: str) -> None:
+    """Say that values of the user's code are elsewhere, if it has begun a run in MLflow since ``before``."""
+    if (found := user_run()) == before:
+        return
     text = (
         "warning: the model, data, loss or metrics log to MLflow by themselves (mlflow.log_metric or alike), "
         f"in {found}, and every process in a run of its own: what they log is not in the run of dpexp. "
@@ -261,11 +258,9 @@ def _warn_of_user_run(found: str) -> None:
 
 def _launch_ranks(config: RunConfig, quiet: bool, on_record: OnRecord) -> Outcome:
     """Start the ranks with torchrun's launcher; the Record is that of the first rank."""
-    from dpexp.tracking.ledger import Delivery
-
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # read when torch is imported
     with as_config_error("the start of the run", JournalError), importing_torch(quiet):
-        from dpexp.distributed.launch import error_of, launch
+        from dpexp.distributed.launch import error_of, launch  # torchrun
         from dpexp.engine.prepare import prepare
         from dpexp.engine.run_globals import run_globals
 
@@ -278,7 +273,7 @@ def _launch_ranks(config: RunConfig, quiet: bool, on_record: OnRecord) -> Outcom
         if result.status == "refused":
             raise ConfigError(result.message)
     folder = home() / "runs" / run_id
-    record = Record.load(folder) if folder.exists() else None
+    record = load_record(folder) if folder.exists() else None
     error = error_of(record, fault)
     if record is not None:
         on_record(record, error)

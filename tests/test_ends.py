@@ -17,6 +17,7 @@ from helpers.command_lines import script
 from helpers.user_error_cases import Model, Stop
 from torch import Tensor, nn
 
+from dpexp.record.fold import load_record
 from dpexp.record.journal import RECORD
 from dpexp.record.record import Record
 
@@ -116,7 +117,7 @@ def end(home: Path, model: str) -> tuple[CompletedProcess[str], Record]:
     result = script("run.py", *WORDS, "--model", f"{__file__}:{model}")
     sys.setprofile(None)
     (folder,) = (home / "runs").iterdir()
-    return result, Record.load(folder)
+    return result, load_record(folder)
 
 
 def check_whole(home: Path, record: Record) -> None:

@@ -6,8 +6,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,10 +13,12 @@ from typing import Any
 import pytest
 from helpers import needs
 from helpers.command_lines import PATIENCE_S, ROOT, SCRIPT, script
+from helpers.tracking_processes import wait_until
 
 import dpexp
 from dpexp.config.errors import ConfigError
 from dpexp.config.run_config import RunConfig
+from dpexp.record.fold import load_record
 from dpexp.record.record import Record
 from dpexp.run import execute
 
@@ -30,17 +30,9 @@ def cli(*words: str) -> subprocess.CompletedProcess[str]:
     return script("run.py", *words)
 
 
-def wait_until(condition: Callable[[], object], timeout_s: float = PATIENCE_S) -> None:
-    """Return when the condition is true."""
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, f"not true within {timeout_s} s"
-        time.sleep(0.01)
-
-
 def only_run(home: Path) -> Record:
     (folder,) = (home / "runs").iterdir()
-    return Record.load(folder)
+    return load_record(folder)
 
 
 def test_a_credential_in_a_config_is_not_in_its_record(
@@ -127,7 +119,7 @@ def test_a_terminated_run_keeps_its_steps(dpexp_home: Path) -> None:
     with subprocess.Popen(
         [*RUN, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
-        wait_until(lambda: _steps(dpexp_home))
+        wait_until(lambda: _steps(dpexp_home) > 0, "a step")
         process.send_signal(signal.SIGTERM)
         _, stderr = process.communicate(timeout=PATIENCE_S)
     assert (process.returncode, stderr) == (143, "error: ended by SIGTERM\n")
@@ -138,7 +130,7 @@ def test_a_terminated_run_keeps_its_steps(dpexp_home: Path) -> None:
 
 def _steps(home: Path) -> int:
     folders = list((home / "runs").glob("*/journal.jsonl"))
-    return len(Record.load(folders[0].parent).steps["time_ms"]) if folders else 0
+    return len(load_record(folders[0].parent).steps["time_ms"]) if folders else 0
 
 
 def test_run_raises_the_error_that_ended_it_after_recording_it(dpexp_home: Path) -> None:
@@ -250,7 +242,7 @@ def test_an_interrupt_while_waiting_for_the_delivery_leaves_a_finished_run_to_sy
         assert process.stdout is not None
         assert process.stderr is not None
         assert process.stdout.readline().startswith("Run single-linear-cpu"), "the summary does not wait"
-        wait_until(lambda: list(dpexp_home.glob("runs/*/record.json")))
+        wait_until(lambda: any(dpexp_home.glob("runs/*/record.json")), "the Record")
         process.send_signal(signal.SIGINT)
         stdout, stderr = process.stdout.read(), process.stderr.read()
         process.communicate(timeout=PATIENCE_S)

@@ -66,7 +66,7 @@ def report(runs: Runs = None, out: Out = None, check: _Check = False) -> None:
 def _chosen(names: list[str]) -> list[Path]:
     """The folders of the runs to compare: of all runs, or of those named, a sweep's runs in its place."""
     from dpexp.record.files import JournalError
-    from dpexp.record.record import Record
+    from dpexp.record.fold import load_record
     from dpexp.record.runs import folders
 
     every = folders(home() / "runs")
@@ -78,7 +78,7 @@ def _chosen(names: list[str]) -> list[Path]:
     chosen = dict.fromkeys(named)
     for folder in every:
         with contextlib.suppress(JournalError):  # it is no run of a named sweep
-            if Record.load(folder).parent in {each.name for each in named}:
+            if load_record(folder).parent in {each.name for each in named}:
                 chosen[folder] = None
     return [*chosen]
 

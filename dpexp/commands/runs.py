@@ -88,11 +88,11 @@ def show(
     ] = False,
 ) -> None:
     """Show the summary of a run, or with --json its Record."""
-    from dpexp.record.record import Record
+    from dpexp.record.fold import load_record
     from dpexp.tracking.ledger import delivered
 
     folder = find_run(run)
-    record = Record.load(folder)
+    record = load_record(folder)
     if as_json:
         say(record.to_json(), nl=False)
         return
@@ -180,7 +180,7 @@ def reproduce(
     ] = True,
 ) -> None:
     """Repeat a recorded run and compare: the exit code is 0 only if all required values are equal."""
-    from dpexp.record.record import Record
+    from dpexp.record.fold import load_record
     from dpexp.report import terminal
     from dpexp.study import reproduce
 
@@ -188,7 +188,7 @@ def reproduce(
     if path.suffix == ".json" and not path.is_file():
         raise ConfigError(no_file(run))
     folder = path.parent if path.is_file() else find_run(run)
-    record = Record.load(path if path.is_file() else folder)
+    record = load_record(path if path.is_file() else folder)
     is_trusted = trust or not reproduce.is_foreign(folder)
 
     def warn(message: str) -> None:

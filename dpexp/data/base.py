@@ -47,4 +47,6 @@ class Source:
 
     def objective(self, model: nn.Module) -> Objective:
         """The loss and accuracy of the model on these samples."""
-        return Objective(model, self.features.classes if self.features else None, self.loss, self.reduction)
+        return Objective.of(
+            model, self.features.classes if self.features else None, self.loss, self.reduction
+        )

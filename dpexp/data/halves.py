@@ -64,7 +64,7 @@ def _losses(model: nn.Module, objective: Objective, batch: Batch) -> tuple[float
     before, middle = torch.get_rng_state(), batch.rows // 2
     parts = [batch, batch.sliced(slice(0, middle)), batch.sliced(slice(middle, batch.rows))]
     whole, *of_halves = [
-        objective.of(module).on_one_device(module(*part.inputs), part.targets) for part in parts
+        objective.copied(module).probed(module(*part.inputs), part.targets)[1] for part in parts
     ]
     if not torch.equal(before, torch.get_rng_state()):
         raise RuntimeError("it draws random numbers")

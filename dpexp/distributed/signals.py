@@ -6,7 +6,7 @@ ending     every signal is only counted
 
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from dpexp.config.errors import Terminated
@@ -54,18 +54,14 @@ class SignalHandler:
         if self.requested:
             self.terminate()
 
-    def error_of(self, work: Callable[[], None]) -> BaseException | None:
-        """Do the work, until no signal can raise. Returns what ended it early, which may be anything."""
+    @contextmanager
+    def raising(self) -> Iterator[None]:
+        """Signals raise inside the block, also one that came before it; after the block none does."""
+        self.release()
         try:
-            try:
-                self.release()
-                work()
-            finally:
-                self.hold()
-        except BaseException as raised:  # of the work, or a signal before ``hold``
+            yield
+        finally:
             self.hold()
-            return raised
-        return None
 
     def _handle(self, number: int, frame: object) -> None:
         self.received += 1

@@ -76,7 +76,7 @@ def try_one_batch(prepared: Prepared) -> Objective:
     Returns the objective, which then knows what the forward returns. Raises ConfigError.
     """
     model, strategy = prepared.model, prepared.strategy
-    first, objective = next(prepared.batches(0)), prepared.data.objective
+    first = next(prepared.batches(0))
     strategy.check_rows(first, prepared.selection.used)
     batch = first.copied()
     with (
@@ -93,7 +93,7 @@ def try_one_batch(prepared: Prepared) -> Objective:
             outputs = model(*batch.inputs)
         strategy.check_outputs(outputs, first, prepared.selection.used)
         with devices.autocast(devices.HOST, prepared.autocast):
-            loss = _loss(objective, outputs, batch.targets)
+            objective, loss = _probed(prepared.data.objective, outputs, batch.targets)
         prepared.evaluation.try_metrics(outputs, batch.targets)
         has_gradients = strategy.trains and loss.requires_grad
         if strategy.needs.gradients and has_gradients and (unused := _unused(model, loss)):
@@ -126,9 +126,9 @@ def _check_halves(prepared: Prepared, objective: Objective, batch: Batch) -> Non
         )
 
 
-def _loss(objective: Objective, outputs: Any, targets: Any) -> torch.Tensor:
+def _probed(objective: Objective, outputs: Any, targets: Any) -> tuple[Objective, torch.Tensor]:
     try:
-        return objective.on_one_device(outputs, targets)
+        return objective.probed(outputs, targets)
     except ConfigError:
         raise
     except Exception as error:

@@ -92,7 +92,7 @@ class Measurement:
         if self.trainer.optimizers is not None:
             self.trainer.optimizers.restart()
         self.progress.begin("steps", total)
-        self._log.restart_interval()
+        self.journal.flush(burst=0)  # the flush interval begins with the first step
         try:
             for epoch in range(math.ceil(total / per_epoch)):
                 self._time_epoch(epoch, total - epoch * per_epoch)

@@ -122,7 +122,7 @@ class Emulation:
 
     def observed(self, model: nn.Module, batches: Sequence[Batch], note: str = "") -> Prediction:
         """The prediction from these batches, by a model that it lays out."""
-        loss = self._prepared.data.objective.of(model).loss
+        loss = self._prepared.data.objective.copied(model).loss
         placed = self._strategy.place(model, [*map(torch.device, self._names)], Timer())
         try:
             with devices.autocast(placed.output_device, self._prepared.autocast):

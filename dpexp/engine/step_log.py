@@ -3,19 +3,13 @@
 They stay in memory (a loss on its accelerator) until the next flush, which happens between two steps.
 """
 
-import time
-
 import torch
 
 from dpexp.distributed.group import ProcessGroup
 from dpexp.distributed.signals import SignalHandler
 from dpexp.engine.progress import ProgressBar
 from dpexp.measurement.steps import TimedStep
-from dpexp.record.journal import Journal
-
-FLUSH_SECONDS = 0.5
-"""Flush interval: the longest time that measured steps wait in memory, where a SIGKILL loses them. Several
-ranks flush after the number of steps that took this long before."""
+from dpexp.record.journal import FLUSH_SECONDS, Journal
 
 
 class StepLog:
@@ -30,19 +24,14 @@ class StepLog:
         self.written, self.pending = 0, list[TimedStep]()
         self._journal, self._group, self._signals = journal, group, signals
         self._progress = progress
-        self._steps_per_flush = 1  # of several ranks
-        self.restart_interval()
-
-    def restart_interval(self) -> None:
-        """The flush interval begins now."""
-        self._flush_at = time.perf_counter() + FLUSH_SECONDS
+        self._steps_per_flush = 1  # of several ranks: as many as took the flush interval before
 
     @property
     def must_flush(self) -> bool:
         """Whether the flush interval is over, or a signal waits for a flush."""
         if self._group.size > 1:
             return len(self.pending) >= self._steps_per_flush
-        return time.perf_counter() >= self._flush_at or self._signals.requested
+        return self._journal.is_due or self._signals.requested
 
     def flush(self) -> list[float]:
         """Write the pending steps to the journal; returns their losses, of the rows of all ranks."""
@@ -50,8 +39,7 @@ class StepLog:
             return []
         steps = self._of_all_ranks()
         self._write(steps)
-        self._journal.flush()
-        self.restart_interval()
+        self._journal.flush(burst=0)
         last_ms, _, last_loss = steps[-1]
         self._progress.advance(len(steps), last_ms, last_loss)
         return [loss for _, _, loss in steps]

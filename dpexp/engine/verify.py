@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import islice
-from typing import Any
 
 import torch
 
@@ -22,23 +21,19 @@ from dpexp.data.batch import Batch
 from dpexp.engine.prepared import Prepared
 from dpexp.engine.progress import ProgressBar
 from dpexp.record.journal import Journal
-from dpexp.record.record import Row
 from dpexp.timing import Timer
 from dpexp.training.optimizers import OptimizerChoice
 from dpexp.training.trainer import Trainer
 from dpexp.verification.edge_rows import with_edge_rows
 from dpexp.verification.mode import Mode
-from dpexp.verification.own_steps import FIRST, OwnSteps, Pairs
+from dpexp.verification.own_steps import FIRST, OWN_STEPS, OwnSteps, Pairs, PlacedSteps
 from dpexp.verification.proof import Proof
-from dpexp.verification.result import Result
+from dpexp.verification.result import Result, entry
 from dpexp.verification.take import SEEDED_ALIKE
 from dpexp.verification.touched_rows import UnknownIdError, large_tables, with_touched_rows
 
 UNVERIFIED = "--no-check runs it unverified"
 """What a user may do about a layout that is refused."""
-OWN_STEPS = "its own training steps"
-"""What is not compared of a run where a single device does not compute them."""
-_NO_STEPS: Row = {"first_steps": None, "last_step": None}
 
 
 class Verification:
@@ -50,6 +45,7 @@ class Verification:
     def __init__(self, prepared: Prepared, journal: Journal, progress: ProgressBar) -> None:
         self._prepared, self._journal, self._progress = prepared, journal, progress
         self._own: OwnSteps | None = None
+        self._placed: PlacedSteps | None = None
         self._entry, self._notes, self._note = "first_steps", list[str](), ""
         self._first = min(FIRST, prepared.schedule.warmup)
         self._last = (1 + FIRST - self._first) * prepared.accumulate
@@ -59,12 +55,11 @@ class Verification:
     def before(self) -> None:
         """Compare steps of copies, before the model is placed."""
         if not self._prepared.schedule.check:
-            note = "not verified: --no-check"
-            self._journal.set(verification={"checked": False, "passed": None, "note": note, **_NO_STEPS})
+            self._journal.set(verification=entry("not verified: --no-check"))
             return
         self._progress.begin("verify")
         result = verify(self._prepared)
-        found = row(result)
+        found = result.entry()
         self._note, self._gaps = found["note"], found["gaps"]
         self._journal.set(verification=found)
         if result.cause:
@@ -76,17 +71,18 @@ class Verification:
         """Compare the run's first steps, on the first of these global batches."""
         if self._own is None:
             return
-        self._record("as placed, before the first step", self._own.bind(trainer))
-        result = self._own.first(self._pairs(islice(batches, self._first)))
+        self._placed, self._own = self._own.placed(trainer), None
+        self._record("as placed, before the first step", self._placed.as_placed())
+        result = self._placed.first(self._pairs(islice(batches, self._first)))
         devices.reset_peak_memory(trainer.placed.devices)
         self._record("in the run's own first steps", result)
 
     def last(self, number: int) -> None:
         """Compare steps from the trained state after so many, on the batches of the epoch that comes next."""
-        if self._own is None:
+        if self._placed is None:
             return
         self._entry = "last_step"
-        result = self._own.last(self._pairs(self._after(number)))
+        result = self._placed.last(self._pairs(self._after(number)))
         self._record("after the last measured step, from its state", result)
 
     def _own_steps(self, mode: Mode | None) -> OwnSteps:
@@ -97,7 +93,7 @@ class Verification:
             compared = [*first, *self._after(prepared.schedule.steps)]
             model, self._notes = with_touched_rows(model, compared)
         objective, optimizer = prepared.data.objective, prepared.optimizer
-        return OwnSteps(model, objective, optimizer, prepared.dtype, prepared.autocast, mode)
+        return OwnSteps.of(model, objective, optimizer, prepared.dtype, prepared.autocast, mode)
 
     def _after(self, number: int) -> Iterator[Batch]:
         """The batches to compare after so many measured steps."""
@@ -116,7 +112,7 @@ class Verification:
         if SEEDED_ALIKE in result.notes and SEEDED_ALIKE not in self._note:
             self._note = "; ".join(filter(None, [SEEDED_ALIKE, self._note]))
             self._journal.set({"verification.note": self._note})
-        if self._own is not None and self._own.note and OWN_STEPS not in self._gaps:
+        if OWN_STEPS in result.gaps and OWN_STEPS not in self._gaps:
             self._gaps = [*self._gaps, OWN_STEPS]
             self._journal.set({"verification.gaps": self._gaps})
         if result.cause:
@@ -133,16 +129,6 @@ def verify(prepared: Prepared) -> Result:
         return _compared(prepared, dtype)
     except UnknownIdError:  # in eval mode, the model looks up other rows
         return _compared(prepared, dtype, in_full=True)
-
-
-def row(result: Result) -> Row:
-    """The ``verification`` of a Record. ``cause`` says where a failure begins and what it looks like."""
-    found: dict[str, Any] = {"checked": result.passed is not None, **result.row()}
-    if result.passed is None:
-        found["note"] = "; ".join(["not verified: nothing could be compared", *result.notes])
-    unreached = {"parameters": [*result.unreached_parameters]}
-    gaps = {"gaps": [*result.gaps], "training_steps": result.training_steps, "unreached": unreached}
-    return {**found, **gaps, **_NO_STEPS}
 
 
 def _compared(prepared: Prepared, dtype: torch.dtype, in_full: bool = False) -> Result:

@@ -29,6 +29,7 @@ class Call:
 
     @property
     def name(self) -> str:
+        """``block1``, or ``(model)``."""
         return self.module or "(model)"
 
     @property
@@ -113,6 +114,11 @@ def batches(record: Record) -> list[Batches]:
                 group.same_rows = same_rows
         group.numbers.append(number)
     return list(groups.values())
+
+
+def largest(groups: list[Batches]) -> Batches | None:
+    """The group of the largest batch; None without any."""
+    return max(groups, key=lambda group: group.rows, default=None)
 
 
 def _same_rows(record: Record) -> tuple[tuple[int, ...], ...]:

@@ -83,6 +83,10 @@ def _of_two_runs(view: RecordView) -> None:
     """Unknown in a single run: a comparison or sweep computes it."""
 
 
+def _losses(view: RecordView) -> list[float]:
+    return present(view.record.steps["loss"])
+
+
 def _peak_mb(view: RecordView) -> float | None:
     most = largest(list(view.record.memory.values()))
     return None if most is None else most / 1e6
@@ -107,7 +111,7 @@ FIGURES = (
     Figure("wall_samples_per_s", "samples/s by wall clock", "", lambda view: view.wall_samples_per_s, _RATE),
     Figure("speed_up", "speed-up [95%]", "x", _of_two_runs, At.METRIC | At.TABLE),
     Figure("efficiency", "efficiency", "share", _of_two_runs, At.TABLE),
-    Figure("loss", "loss", "", lambda view: view.losses, At.TERMINAL, is_sampled=True),
+    Figure("loss", "loss", "", _losses, At.TERMINAL, is_sampled=True),
     Figure("metrics", "metrics", "", lambda view: view.metrics, At.TERMINAL | At.TABLE),
     Figure("phases_ms", "phases", "ms", lambda view: view.phase_medians, At.SUMMARY),
     Figure("phase_coverage", "phases cover", "share", lambda view: view.phase_coverage, _SINGLE),

@@ -38,14 +38,17 @@ WATCH_STRATEGY = "watch"
 """The strategy of a watched loop; its config has the ``layout``, where that is plain."""
 COMPARISON = "report"
 """The folder in a sweep's folder with the comparison of its runs."""
+FLUSH_SECONDS = 0.5
+"""Flush interval: how long what is buffered waits in memory, where a SIGKILL loses it."""
 RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 
 
 class Journal(contextlib.AbstractContextManager["Journal"]):
     """The only writer of one run's ``journal.jsonl``; it holds the file's lock until it is closed.
 
-    ``set`` and ``extend`` buffer; ``flush`` writes a line for each and syncs them to the disk. Raises
-    JournalError if the run already has a journal, if its folder cannot be made, and if the disk is full.
+    ``set`` and ``extend`` buffer; ``flush`` writes a line for each and syncs them to the disk. Who has raw
+    samples asks ``is_due`` for when. Raises JournalError if the run already has a journal, if its folder
+    cannot be made, and if the disk is full.
     """
 
     def __init__(self, runs: Path, run_id: str) -> None:
@@ -84,6 +87,7 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
         _close_in_forked_children()
         _open_files.add(file)
         self._lines = self._size = 0
+        self._due_at = 0.0
         self._set: dict[str, Any] = {}
         self._extended: list[dict[str, list[Any]]] = []
 
@@ -96,8 +100,18 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
         lists = {key: list(items) for key, items in values.items()}
         self._extended.append(lists)  # all at once: Ctrl-C cannot come between two lists
 
-    def flush(self) -> None:
-        """Write what is buffered and sync it to the disk. Raises JournalError: then it stays buffered."""
+    @property
+    def is_due(self) -> bool:
+        """Whether the flush interval is over."""
+        return time.perf_counter() >= self._due_at
+
+    def flush(self, *, burst: int | None = None) -> None:
+        """Write what is buffered and sync it to the disk. Raises JournalError: then it stays buffered.
+
+        With ``burst`` the flush interval begins again, and after a pause so many flushes are due at once.
+        """
+        if burst is not None:
+            self._due_at = max(self._due_at, time.perf_counter() - burst * FLUSH_SECONDS) + FLUSH_SECONDS
         lists: dict[str, list[Any]] = {}
         for extended in self._extended:
             for key, items in extended.items():
@@ -153,6 +167,8 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
 
 class NullJournal(Journal):
     """The journal of a rank that does not record: it writes nothing."""
+
+    is_due = False
 
     def __init__(self) -> None:
         self.folder = self.path = Path()

@@ -7,6 +7,8 @@ are unknown, as in Records of programs.
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -15,6 +17,8 @@ from dpexp.record.record import Record, Row
 
 REST = "(rest)"
 """What of a step is in no phase."""
+_ROUNDING = 1e-9
+"""A share below this is the rounding of a sum of shares."""
 
 
 @dataclass(frozen=True)
@@ -34,12 +38,37 @@ class Phase:
     bytes: int = 0
 
 
+def usual_numbers(record: Record, usual_rows: int) -> set[int] | None:
+    """The phase-timed steps that phases are of: of so many rows, if there are any, else of the most frequent.
+
+    None where sizes are unknown.
+    """
+    numbers = {row["step"] for row in record.timeline if row["phase"] == "step"}
+    sizes = {number: rows for number in numbers if (rows := rows_of(record, number)) is not None}
+    if usual_rows not in sizes.values():
+        usual_rows = max(statistics.multimode(sizes.values()), default=0)
+    return {number for number, rows in sizes.items() if rows == usual_rows} or None
+
+
 def rows_of(record: Record, step: int) -> int | None:
     """Rows of the batch of a phase-timed step; None where sizes are unknown."""
     total, size = record.data.get("samples"), record.config.get("batch_size")
     if not total or not size or min(total, size) < 1 or record.data.get("batches"):
         return None
     return int(min(size, total - size * (step % -(-total // size))))
+
+
+def phase_samples(record: Record, usual: set[int] | None) -> dict[str, list[float]]:
+    """{phase: its times in these steps}; all of them where they are not one to a step."""
+    count = sum(row["phase"] == "step" for row in record.timeline)
+    return {
+        name: [
+            ms
+            for number, ms in enumerate(times)
+            if ms is not None and (usual is None or count != len(times) or number in usual)
+        ]
+        for name, times in record.phases.items()
+    }
 
 
 def phase_tree(record: Record) -> Iterator[tuple[str, int]]:
@@ -96,6 +125,11 @@ class StepSpans:
     phases: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     covered: float = 0.0
 
+    @property
+    def rest(self) -> float:
+        """The time that is in no phase."""
+        return self.ms - self.covered
+
 
 def step_spans(record: Record, usual: set[int] | None) -> list[StepSpans]:
     """These phase-timed steps; all where they are None.
@@ -116,6 +150,20 @@ def step_spans(record: Record, usual: set[int] | None) -> list[StepSpans]:
             step.phases[row["phase"]] += _length(row) / 1000
         step.covered = union_length((row["start_us"], row["end_us"]) for row in spans[number]) / 1000
     return list(steps.values())
+
+
+def phase_shares(steps: Iterable[StepSpans]) -> dict[str, float]:
+    """{phase: its part of a step, the mean over the steps}, and that of what is in no phase.
+
+    So phases that follow each other and the rest add up to 1.
+    """
+    known = [step for step in steps if step.ms > 0 and math.isfinite(step.ms)]
+    if not known:
+        return {}
+    names = dict.fromkeys(name for step in known for name in step.phases)
+    found = {name: statistics.fmean(step.phases[name] / step.ms for step in known) for name in names}
+    rest = 1 - statistics.fmean(step.covered / step.ms for step in known)
+    return found | {REST: rest if rest > _ROUNDING else 0.0}
 
 
 def union_length(intervals: Iterable[tuple[float, float]]) -> float:

@@ -16,8 +16,9 @@ from dpexp.config.errors import ConfigError, describe
 from dpexp.config.process import command
 from dpexp.record.figures import At, figures
 from dpexp.record.files import PROFILE_TABLE, PROFILE_TRACE, JournalError, make_folder, write_atomically
+from dpexp.record.fold import finish, fold, load_record
 from dpexp.record.journal import JOURNAL, RUN_ID, Journal, is_open
-from dpexp.record.record import Record, Row, finish, fold
+from dpexp.record.record import Record, Row
 from dpexp.record.steps import present
 from dpexp.record.view import RecordView
 
@@ -88,7 +89,7 @@ class RunSummary:
     def read(cls, folder: Path) -> RunSummary:
         """The summary of a run's folder; of one that cannot be read ``problem`` says why."""
         try:
-            return dataclasses.replace(cls.of(Record.load(folder)), run_id=folder.name)
+            return dataclasses.replace(cls.of(load_record(folder)), run_id=folder.name)
         except Exception as error:  # whatever is in the files: other runs are listed
             return cls(
                 folder.name, problem=str(error) if isinstance(error, JournalError) else describe(error)

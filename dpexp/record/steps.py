@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -31,12 +32,31 @@ class Steps:
         return 1000 * self.rows / self.median if self.median else None
 
 
+def times_by_rows(rows: Iterable[int | None], times: Iterable[float | None]) -> dict[int, list[float]]:
+    """{rows of the batch: times of its steps}; a step whose journal line is lost is left out."""
+    found: defaultdict[int, list[float]] = defaultdict(list)
+    for count, time in zip(rows, times, strict=False):
+        if count is not None and time is not None:
+            found[count].append(time)
+    return dict(found)
+
+
 def usual_steps(by_rows: Mapping[int, Sequence[float]]) -> Steps | None:
     """The steps of the most frequent batch size (the larger one of equals); None without steps."""
     if not by_rows:
         return None
     rows = max(by_rows, key=lambda rows: (len(by_rows[rows]), rows))
     return Steps(rows, tuple(by_rows[rows]), **spread(by_rows[rows]) or {})
+
+
+def wall_rate(rows: Sequence[int | None], wall_ms: Sequence[float | None]) -> float | None:
+    """The rows of all steps per second of their wall time; None if a step lacks it.
+
+    Records of programs, and of versions that did not measure it, have none.
+    """
+    known = [ms for count, ms in zip(rows, wall_ms, strict=False) if count is not None and ms is not None]
+    counts, total = present(rows), math.fsum(known)
+    return 1000 * sum(counts) / total if total and len(known) == len(counts) else None
 
 
 def present(values: Iterable[Any]) -> list[Any]:

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from dpexp.config.strategy_options import STRATEGY_OPTIONS
-from dpexp.record.batches import Batches, Call, model_rows
+from dpexp.record.batches import Batches, Call, largest, model_rows
 from dpexp.record.record import Record, Row
 
 
@@ -42,24 +42,11 @@ def is_trained(row: Row) -> bool:
     return row["kind"] == "parameter" and not row.get("frozen")
 
 
-def is_known(record: Record, batches: Iterable[Batches]) -> bool:
-    """Whether the Record says what a step of its batches moves.
-
-    Older ones do not have the bytes; and of the layout of a user what moves is counted between ranks only.
-    """
-    if not (record.device_map and record.shapes):
-        return False
-    if record.devices.get("ranks"):
-        return "collectives" in record.summary
-    if record.config.get("layout") or record.is_watched:
-        return False
-    replicated = [call for group in batches for call in group.replicated]
-    has_transfers = any("moved" in row for row in record.shapes) or not record.config.get("host")
-    return has_transfers and all("bytes" in row for call in replicated for row in call.rows)
-
-
-def moves(record: Record, group: Batches) -> list[Move]:
-    """What a step of these batches, the largest ones, moves."""
+def moves(record: Record, batches: list[Batches]) -> list[Move] | None:
+    """What a step of the largest of these batches moves; None where the Record does not say it."""
+    group = largest(batches)
+    if group is None or not _is_known(record, batches):
+        return None
     found = list(_transfers(record, group))
     if record.devices.get("ranks"):
         found += _between_ranks(record, group)
@@ -73,6 +60,19 @@ def moves(record: Record, group: Batches) -> list[Move]:
         for move in found
         if move.source != move.target and move.bytes > 0 and (trains or not move.is_backward)
     ]
+
+
+def _is_known(record: Record, batches: Iterable[Batches]) -> bool:
+    """Older Records do not have the bytes; of a user's layout only what ranks send is counted."""
+    if not record.device_map:
+        return False
+    if record.devices.get("ranks"):
+        return "collectives" in record.summary
+    if record.config.get("layout") or record.is_watched:
+        return False
+    replicated = [call for group in batches for call in group.replicated]
+    has_transfers = any("moved" in row for row in record.shapes) or not record.config.get("host")
+    return has_transfers and all("bytes" in row for call in replicated for row in call.rows)
 
 
 def _transfers(record: Record, group: Batches) -> Iterator[Move]:

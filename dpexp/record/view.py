@@ -6,20 +6,26 @@ steps.py, noise.py, phases.py, batches.py and traffic.py say how each is compute
 
 from __future__ import annotations
 
-import math
 import statistics
-from collections import Counter, defaultdict
+from collections import Counter
 from functools import cached_property
 
-from dpexp.record import traffic
-from dpexp.record.batches import Batches, batches, without_host
+from dpexp.record.batches import Batches, batches, largest, without_host
 from dpexp.record.noise import Noise, noise, slow_start
-from dpexp.record.phases import REST, Phase, StepSpans, phase_tree, rows_of, step_spans
+from dpexp.record.phases import (
+    REST,
+    Phase,
+    StepSpans,
+    phase_samples,
+    phase_shares,
+    phase_tree,
+    step_spans,
+    usual_numbers,
+)
 from dpexp.record.record import Record
-from dpexp.record.steps import Steps, present, spread, usual_steps
-from dpexp.record.traffic import Move
+from dpexp.record.steps import Steps, present, spread, times_by_rows, usual_steps, wall_rate
+from dpexp.record.traffic import Move, moves
 
-_ROUNDING = 1e-9
 CATEGORIES = ("parameters", "buffers", "gradients", "optimizer", "peak", "reserved")
 """The figures of a row of ``memory_use``, in bytes."""
 
@@ -40,11 +46,7 @@ class RecordView:
     @cached_property
     def by_rows(self) -> dict[int, list[float]]:
         """{rows of the batch: times of its measured steps}"""
-        times: defaultdict[int, list[float]] = defaultdict(list)
-        for rows, time in zip(self.record.steps["samples"], self.record.steps["time_ms"], strict=False):
-            if rows is not None and time is not None:  # its journal line is not lost
-                times[rows].append(time)
-        return dict(times)
+        return times_by_rows(self.record.steps["samples"], self.record.steps["time_ms"])
 
     @cached_property
     def usual(self) -> Steps | None:
@@ -58,18 +60,13 @@ class RecordView:
 
     @property
     def samples_per_s(self) -> float | None:
+        """The rows of a usual batch over the step time."""
         return None if self.usual is None else self.usual.samples_per_s
 
     @property
     def wall_samples_per_s(self) -> float | None:
-        """The rows of all measured steps over their wall time; None if a step lacks it.
-
-        Records of programs, and of versions that did not measure it, have none.
-        """
-        samples, wall = self.record.steps["samples"], self.record.steps.get("wall_ms", [])
-        known = [ms for rows, ms in zip(samples, wall, strict=False) if rows is not None and ms is not None]
-        total = math.fsum(known)
-        return 1000 * sum(present(samples)) / total if total and len(known) == len(present(samples)) else None
+        """The rows of all measured steps over their wall time; None if a step lacks it."""
+        return wall_rate(self.record.steps["samples"], self.record.steps.get("wall_ms", []))
 
     @cached_property
     def slow_start(self) -> int:
@@ -92,11 +89,6 @@ class RecordView:
         return found if found is not None and found.is_certain and found.are_interrupted else None
 
     @cached_property
-    def losses(self) -> list[float]:
-        """The losses of the measured steps, without those that are not known."""
-        return present(self.record.steps["loss"])
-
-    @cached_property
     def metrics(self) -> dict[str, float]:
         """{name: the last value of what was measured once per epoch}"""
         found = {name: present(values) for name, values in self.record.metrics.items()}
@@ -113,25 +105,12 @@ class RecordView:
     @cached_property
     def usual_numbers(self) -> set[int] | None:
         """The phase-timed steps that phases are of: of the usual batch size; None where sizes are unknown."""
-        numbers = {row["step"] for row in self.record.timeline if row["phase"] == "step"}
-        sizes = {each: rows for each in numbers if (rows := rows_of(self.record, each)) is not None}
-        usual = self.usual.rows if self.usual is not None else 0
-        if usual not in sizes.values():
-            usual = max(statistics.multimode(sizes.values()), default=0)
-        return {number for number, rows in sizes.items() if rows == usual} or None
+        return usual_numbers(self.record, self.usual.rows if self.usual is not None else 0)
 
     @cached_property
     def phase_samples(self) -> dict[str, list[float]]:
         """{phase: its times in those steps}; all of them where they are not one to a step."""
-        usual, count = self.usual_numbers, sum(row["phase"] == "step" for row in self.record.timeline)
-        return {
-            name: [
-                ms
-                for number, ms in enumerate(times)
-                if ms is not None and (usual is None or count != len(times) or number in usual)
-            ]
-            for name, times in self.record.phases.items()
-        }
+        return phase_samples(self.record, self.usual_numbers)
 
     @cached_property
     def phase_medians(self) -> dict[str, float]:
@@ -144,46 +123,26 @@ class RecordView:
         return step_spans(self.record, self.usual_numbers)
 
     @property
-    def timed_steps(self) -> list[float]:
-        """The times of those steps themselves."""
-        return [step.ms for step in self.spans]
-
-    @property
     def timed_ms(self) -> float:
-        """Their median; 0 without any."""
-        return statistics.median(self.timed_steps or [0.0])
+        """The median of their times; 0 without any."""
+        return statistics.median([step.ms for step in self.spans] or [0.0])
 
     @cached_property
     def phase_shares(self) -> dict[str, float]:
-        """{phase: its part of a step, the mean over the steps}, and that of what is in no phase.
-
-        So phases that follow each other and the rest add up to 1.
-        """
-        known = [step for step in self.spans if step.ms > 0 and math.isfinite(step.ms)]
-        if not known:
-            return {}
-        names = dict.fromkeys(name for step in known for name in step.phases)
-        found = {name: statistics.fmean(step.phases[name] / step.ms for step in known) for name in names}
-        rest = 1 - statistics.fmean(step.covered / step.ms for step in known)
-        return found | {REST: rest if rest > _ROUNDING else 0.0}
+        """{phase: its part of a step, the mean over the steps}, and that of what is in no phase."""
+        return phase_shares(self.spans)
 
     @cached_property
     def phases(self) -> list[Phase]:
         """The phases by their start, each followed by the phases inside it."""
-        return [
-            self._phase(name, depth, self.phase_samples[name])
-            for name, depth in phase_tree(self.record)
-            if self.phase_samples[name]
-        ]
+        known = [(name, depth) for name, depth in phase_tree(self.record) if self.phase_samples[name]]
+        return [self._phase(name, depth, self.phase_samples[name]) for name, depth in known]
 
     @property
     def rest(self) -> Phase | None:
         """The time of a step that is in no phase, as if it were one; None where phases cover all of it."""
-        return self._phase(REST, 0, self.rest_samples) if self.phase_shares.get(REST) else None
-
-    @property
-    def rest_samples(self) -> list[float]:
-        return [step.ms - step.covered for step in self.spans]
+        rests = [step.rest for step in self.spans]
+        return self._phase(REST, 0, rests) if self.phase_shares.get(REST) else None
 
     def _phase(self, name: str, depth: int, times: list[float]) -> Phase:
         figures = spread(times) or {}
@@ -198,7 +157,7 @@ class RecordView:
     @cached_property
     def phase_noise(self) -> Noise | None:
         """Why phases cannot be judged: as the run, or by the phase-timed steps; None where they can."""
-        found = noise(self.timed_steps)
+        found = noise([step.ms for step in self.spans])
         return self.noise or (None if found is None or found.is_certain else found)
 
     # --- batches and traffic ---
@@ -211,7 +170,7 @@ class RecordView:
     @cached_property
     def largest(self) -> Batches | None:
         """The group of the largest batch."""
-        return max(self.batches, key=lambda group: group.rows, default=None)
+        return largest(self.batches)
 
     @cached_property
     def devices(self) -> list[str]:
@@ -219,19 +178,18 @@ class RecordView:
         return without_host(self.record)
 
     @cached_property
-    def _is_traffic_known(self) -> bool:
-        return traffic.is_known(self.record, self.batches)
+    def _known_moves(self) -> list[Move] | None:
+        return moves(self.record, self.batches)
 
-    @cached_property
+    @property
     def moves(self) -> list[Move]:
         """What a step of the largest batch moves between devices; empty where it is not known."""
-        group = self.largest if self._is_traffic_known else None
-        return [] if group is None else traffic.moves(self.record, group)
+        return self._known_moves or []
 
     @property
     def bytes_moved(self) -> int | None:
         """The bytes of these moves; None where it is not known what moves."""
-        return sum(move.bytes for move in self.moves) if self._is_traffic_known else None
+        return None if self._known_moves is None else sum(move.bytes for move in self._known_moves)
 
     @cached_property
     def bytes_by_phase(self) -> Counter[str]:
@@ -257,10 +215,12 @@ class RecordView:
 
     @property
     def flops_per_s(self) -> float | None:
+        """Those of the observed step over the step time."""
         return self._per_second(sum(self.flops.values()))
 
     @property
     def tokens_per_s(self) -> float | None:
+        """The tokens of the observed step over the step time."""
         return self._per_second(self.record.work.get("tokens") or 0)
 
     def _per_second(self, amount: float) -> float | None:

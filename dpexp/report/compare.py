@@ -22,6 +22,7 @@ from dpexp.config.strategy_options import REFERENCE
 from dpexp.record.batches import without_host
 from dpexp.record.figures import Figure
 from dpexp.record.files import JournalError
+from dpexp.record.fold import load_record
 from dpexp.record.journal import SWEEP_STRATEGY
 from dpexp.record.record import Record
 from dpexp.record.steps import spread, typical
@@ -203,7 +204,7 @@ def compare(folders: Sequence[Path]) -> Comparison:
     left_out = []
     for folder in folders:
         try:
-            record = Record.load(folder)
+            record = load_record(folder)
         except JournalError as error:
             left_out.append((folder.name, str(error)))
             continue

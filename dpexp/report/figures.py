@@ -32,7 +32,7 @@ def phases_figure(view: RecordView) -> Figure | None:
     record, bars = view.record, [*view.phases, *([view.rest] if view.rest is not None else [])]
     if not bars:
         return None
-    samples, colors = view.phase_samples | {REST: view.rest_samples}, style.of_run(view)
+    samples, colors = view.phase_samples | {REST: [step.rest for step in view.spans]}, style.of_run(view)
     is_judged = view.phase_noise is None
     figure, axes = style.figure_with_axes(10.0, 1.1 + 0.36 * len(bars))
     for place, bar in enumerate(bars):

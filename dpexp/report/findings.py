@@ -72,7 +72,7 @@ def findings_of(record: Record | RecordView) -> list[Finding]:
     has: dict[Needs, bool] = {
         "record": True,
         "steps": is_judged,
-        "phases": is_judged and view.phase_noise is None and bool(view.timed_steps),
+        "phases": is_judged and view.phase_noise is None and bool(view.spans),
     }
     return [
         Finding(name, *found)

@@ -40,7 +40,7 @@ def picture(view: RecordView) -> str:
     rows = f", {plural(step.rows, 'row')}" if step.rows else ""
     text = (
         f"step {step.number}{rows}: {units.ms(step.ms)}; it is the most typical of "
-        f"{plural(len(view.timed_steps), 'step')}; the legend has medians, and a bar the time in this step"
+        f"{plural(len(view.spans), 'step')}; the legend has medians, and a bar the time in this step"
     )
     legend = "".join(
         f'<span><i style="background:{colors[phase.name]}"></i>'

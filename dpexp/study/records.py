@@ -16,6 +16,7 @@ from typing import NamedTuple
 from dpexp.config.run_config import BATCH_SIZE, FILING, RunConfig, known_options
 from dpexp.config.strategy_options import REFERENCE
 from dpexp.record.files import JournalError
+from dpexp.record.fold import load_record
 from dpexp.record.record import NOT_OF_DPEXP, Record, Row
 from dpexp.record.view import RecordView
 from dpexp.report.compare import group_key
@@ -116,7 +117,7 @@ def machine_kind(records: Iterable[Record]) -> str:
 
 def read_runs(folder: Path) -> dict[str, Record]:
     """{name of the run: Record} of a folder of committed Records. Raises JournalError for other files."""
-    cells = {path.stem: Record.load(path) for path in sorted(folder.glob("*.json"))}
+    cells = {path.stem: load_record(path) for path in sorted(folder.glob("*.json"))}
     found = {PlannedRun(cell, 1).name: record for cell, record in cells.items()}
     try:
         for row in _rows(folder):

@@ -28,8 +28,9 @@ from dpexp.config.process import home
 from dpexp.config.words import be, plural
 from dpexp.engine.facts import environment
 from dpexp.record.files import JournalError
+from dpexp.record.fold import finish, load_record
 from dpexp.record.journal import SWEEP_STRATEGY, Journal, new_run_id, now
-from dpexp.record.record import Record, Row, finish
+from dpexp.record.record import Record, Row
 from dpexp.record.runs import PARENT, folders, summaries
 from dpexp.study.child_run import run_in_child
 from dpexp.study.records import Plan, PlannedRun, changed_fields, machine_kind, speed_ups, write_runs
@@ -68,7 +69,7 @@ class Sweep:
         for summary in summaries(home() / "runs"):
             if (summary.strategy, summary.experiment) == (SWEEP_STRATEGY, plan.name):
                 folder = home() / "runs" / summary.run_id
-                if Record.load(folder).config.get("title") == plan.title:
+                if load_record(folder).config.get("title") == plan.title:
                     return cls(plan, folder)
         return None
 
@@ -78,7 +79,7 @@ class Sweep:
         found: dict[str, Record] = {}
         for folder in folders(self.folder.parent):
             with suppress(JournalError):  # of a run that `runs.py list` names
-                record = Record.load(folder)
+                record = load_record(folder)
                 if record.parent == self.folder.name:
                     found[record.name] = max(record, found.get(record.name, record), key=_rank)
         return found

@@ -8,6 +8,6 @@ reading in ``deliver``::
     Journal --- append, sync ---> journal.jsonl --- read, and the file's lock ---> deliver ---> MLflow
     follow: start, wait for its exit                                               delivery.json (ledger)
 
-``sync`` delivers later, by the same ``deliver``. ``content`` maps a Record to MLflow's entities;
-``store`` finds and checks the store; ``ui`` serves MLflow's pages.
+``sync`` delivers later, by the same ``deliver``. ``points`` reads a journal's metrics, ``content`` maps a
+Record to what MLflow has; ``store`` finds and checks the store, ``client`` calls it; ``ui`` serves its pages.
 """

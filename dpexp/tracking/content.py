@@ -14,6 +14,7 @@ MLflow compares runs by the last value of a metric, so what is compared has a na
 series.
 """
 
+import hashlib
 import json
 import math
 import re
@@ -21,6 +22,7 @@ from collections.abc import Collection, Mapping
 from datetime import datetime
 from typing import Any, NamedTuple
 
+from dpexp.config import names
 from dpexp.config.options import default_values
 from dpexp.config.printable import printable
 from dpexp.config.run_config import FILING, RunConfig
@@ -182,6 +184,21 @@ def run_list_view() -> str:
 def fit(values: Mapping[str, str], limit: int) -> dict[str, str]:
     """The values with keys and lengths that MLflow accepts."""
     return {valid_key(key): truncate(printable(value), limit) for key, value in values.items()}
+
+
+def dataset(record: Record) -> dict[str, str]:
+    """The fields of MLflow's ``Dataset`` for the run's data; empty without any."""
+    data = record.data
+    if not data:
+        return {}
+    known = json.dumps(data, sort_keys=True, default=str).encode()
+    return {
+        "name": names.fitted(data.get("name") or record.config.get("data"), "data"),
+        "digest": str(data.get("sha256") or hashlib.sha256(known).hexdigest())[:36],
+        "source_type": "code",
+        "source": json.dumps({"source": record.config.get("data"), "description": data.get("description")}),
+        "profile": json.dumps({"num_rows": data.get("samples")}),
+    }
 
 
 def truncate(text: str, limit: int) -> str:

@@ -92,7 +92,7 @@ class Follower:
 
     def _progress(self) -> tuple[int, int]:
         """What changes while the follower works: its CPU time, and the ledger, which each batch changes."""
-        import psutil
+        import psutil  # a machine that only computes may lack it
 
         cpu_s, written = 0.0, 0
         with contextlib.suppress(psutil.Error):  # it has just ended

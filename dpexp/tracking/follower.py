@@ -98,7 +98,7 @@ def _monitor(store: Store, mlflow_run_id: str, monitored: ExitStack) -> None:
     """Let MLflow's monitor log system metrics to the run, unless the user disabled them."""
     if os.environ.get("MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING", "true").lower() in ("false", "0"):
         return
-    from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
+    from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor  # as mlflow: late
 
     make: Any = SystemMetricsMonitor
     with suppress(Exception):  # whatever the machine does not tell

@@ -80,7 +80,7 @@ def delivered(home: Path, run_ids: Iterable[str]) -> dict[str, str]:
 @contextlib.contextmanager
 def lock(folder: Path, *, forever: bool = False) -> Iterator[None]:
     """Hold the run's delivery lock. Raises StoreError unless it waits ``forever`` for another process."""
-    from filelock import FileLock, Timeout
+    from filelock import FileLock, Timeout  # 0.1 s, and a run itself locks no delivery
 
     try:
         with FileLock(folder / LOCK, timeout=-1 if forever else LOCK_TIMEOUT_S):

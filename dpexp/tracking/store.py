@@ -16,10 +16,9 @@ import logging
 import os
 import re
 import sqlite3
-import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from dpexp.config.names import folder_name
 from dpexp.config.process import UI_PORT, command
@@ -27,9 +26,8 @@ from dpexp.record.redact import redact
 from dpexp.tracking.content import RUN_ID_TAG, VIEW_TAG, run_list_view
 
 if TYPE_CHECKING:
-    from mlflow.tracking import MlflowClient
+    from dpexp.tracking.client import Client
 
-PROBE_TIMEOUT_S = 3.0
 LOCK_TIMEOUT_S = 60.0
 """How long another process may take to write the file: 0.01 s on an idle machine."""
 CLIENT_DEFAULTS = {
@@ -113,34 +111,35 @@ class Store:
 
     def open(self) -> None:
         """Make the store usable, or see within seconds that a server answers. Raises StoreError."""
-        import_mlflow()
+        mlflow_client = import_mlflow()
         if self.is_server:
-            self._probe()
+            try:
+                mlflow_client.check_server(self.pages)
+            except (OSError, ValueError) as error:  # as those of requests are
+                message = f"the server {self.name} cannot be used: {short_message(error)}"
+                raise StoreError(message) from error
         _ = self.client
 
     @functools.cached_property
-    def client(self) -> MlflowClient:
+    def client(self) -> Client:
         """MLflow's client; creates a store that is a file. Raises StoreError."""
-        import_mlflow()
-        from mlflow.tracking import MlflowClient
-
+        mlflow_client = import_mlflow()
         if self.file is not None:
             create_file(self.file, self.artifacts)
         try:
-            return MlflowClient(self.uri)
+            made: Client = mlflow_client.Client(self.uri)
+            return made
         except Exception as error:  # MLflow's or SQLAlchemy's: the schema is that of another version
             raise StoreError(f"the store {self.name} cannot be used: {short_message(error)}") from error
 
     def experiment_id(self, name: str) -> str:
         """The experiment of this name, created if absent. Raises StoreError for a deleted one."""
-        from mlflow.exceptions import MlflowException
-
         experiment = self.client.get_experiment_by_name(name)
         if experiment is None:
             location = None if self.is_server else (self.artifacts / folder_name(name)).as_uri()
             try:
                 return str(self.client.create_experiment(name, location, {VIEW_TAG: run_list_view()}))
-            except MlflowException:  # perhaps another process has just created it
+            except Exception:  # MLflow's: perhaps another process has just created it
                 experiment = self.client.get_experiment_by_name(name)
                 if experiment is None:
                     raise
@@ -170,50 +169,29 @@ class Store:
             return f"{self.pages}/{page}"
         return f"{command('ui')} shows it at http://127.0.0.1:{UI_PORT}/{page}"
 
-    def _probe(self) -> None:
-        """Raises StoreError unless the server answers. Sends it no credentials."""
-        import mlflow.environment_variables
-        import requests
 
-        variables = cast("Any", mlflow.environment_variables)
-        trusts_any = variables.MLFLOW_TRACKING_INSECURE_TLS.get()
-        verify = variables.MLFLOW_TRACKING_SERVER_CERT_PATH.get() or not trusts_any  # as MLflow's client does
-        try:
-            with warnings.catch_warnings(action="ignore"):
-                answer = requests.get(f"{self.pages}/health", timeout=PROBE_TIMEOUT_S, verify=verify)
-            if answer.status_code >= 500:
-                raise OSError(f"it answers {answer.status_code} {answer.reason}")
-        except (OSError, ValueError) as error:  # as those of requests are
-            raise StoreError(f"the server {self.name} cannot be used: {short_message(error)}") from error
-
-
-def import_mlflow() -> None:
-    """Import mlflow with short timeouts. Raises StoreError where it is not installed."""
+def import_mlflow() -> Any:
+    """Import mlflow, with short timeouts; returns the module ``client``. Raises StoreError without mlflow."""
     for name, value in CLIENT_DEFAULTS.items():
         os.environ.setdefault(name, value)
     try:
-        import mlflow.tracking  # noqa: F401
+        from dpexp.tracking import client  # it takes seconds, and a machine may lack mlflow
     except ImportError as error:
         raise StoreError(f"mlflow cannot be imported here ({error})") from error
     logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)  # it logs what it raises
+    return client
 
 
 def create_file(path: Path, artifacts: Path) -> None:
     """Create the store unless it exists. Raises StoreError where it cannot be used or created."""
     _check_folder(path)
     try:
-        if not _exists(path):
-            _build(path, artifacts)
+        import_mlflow().build_file(path, artifacts, LOCK_TIMEOUT_S)
         _check_format(path)
     except StoreError:
         raise
     except Exception as error:  # MLflow's, SQLAlchemy's, SQLite's or the system's
         raise StoreError(f"the store {path} cannot be used: {short_message(error)}") from error
-
-
-def _exists(path: Path) -> bool:
-    """An empty file does not count: MLflow leaves one when it is killed early."""
-    return path.exists() and path.stat().st_size > 0
 
 
 def _check_folder(path: Path) -> None:
@@ -224,25 +202,6 @@ def _check_folder(path: Path) -> None:
     for each in (folder, path):
         if each.exists() and not os.access(each, os.R_OK | os.W_OK):
             raise StoreError(f"{each} is read-only for this user, who cannot have a store there")
-
-
-def _build(path: Path, artifacts: Path) -> None:
-    """Build MLflow's schema and default experiment in memory; write the file unless another process has."""
-    from filelock import FileLock
-    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
-
-    building, create = path.with_name(f"{path.name}.building"), cast("Any", SqlAlchemyStore)
-    engine = create("sqlite://", artifacts.as_uri()).engine
-    with engine.connect() as memory, FileLock(path.with_name(f"{path.name}.lock"), timeout=LOCK_TIMEOUT_S):
-        if not _exists(path):
-            building.unlink(missing_ok=True)  # of a process that was killed
-            with contextlib.closing(sqlite3.connect(building)) as file:
-                memory.connection.driver_connection.backup(file)
-                # With write-ahead logging readers and writers wait less; not every file system supports it.
-                with contextlib.suppress(sqlite3.OperationalError):
-                    file.execute("PRAGMA journal_mode=WAL")
-            os.replace(building, path)
-    engine.dispose()
 
 
 def _check_format(path: Path) -> None:

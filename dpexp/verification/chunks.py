@@ -14,7 +14,7 @@ chunk: what PyTorch's DataParallel and DistributedDataParallel define.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -156,10 +156,9 @@ class Chunks:
         """Whether a process splits the rows that it gives to this module."""
         return any(each in ("", name) or name.startswith(f"{each}.") for each in self.modules)
 
-    def split(
-        self, model: nn.Module, before: Callable[[int], object]
-    ) -> tuple[Chunked, list[tuple[nn.Module, str, nn.Module]]]:
-        """The model of a single device that computes these chunks, and what of it was replaced in place."""
+    @contextmanager
+    def split(self, model: nn.Module, before: Callable[[int], object]) -> Iterator[Chunked]:
+        """The model of a single device that computes these chunks; inside, parts of it are wrapped."""
         replaced = []
         for name, count in self.modules.items():
             if name:
@@ -168,7 +167,11 @@ class Chunks:
                 replaced.append((owner, key, owner.get_submodule(key)))
                 owner._modules[key] = Chunked(owner.get_submodule(key), count)
         inner = Chunked(model, self.modules[""]) if "" in self.modules else model
-        return Chunked(inner, self.dp_size, before), replaced
+        try:
+            yield Chunked(inner, self.dp_size, before)
+        finally:
+            for owner, key, part in reversed(replaced):
+                owner._modules[key] = part
 
 
 def split_modules(placed: nn.Module) -> dict[str, int]:

@@ -25,12 +25,17 @@ Tensors: TypeAlias = Mapping[str, torch.Tensor]
 Array = Any
 
 HIDES = 0.1
-"""Where rounding may change so much of a tensor, it hides a real error of this size."""
+"""Where rounding may change so much of a tensor, it hides a real error of this size.
+
+Chosen: a factor of two, or a shard that is missing, is larger."""
 GAP, SPAN = 10, 30
-"""Between two parts of a tensor is no number within so many powers of two; a part spans so many at most."""
+"""Between two parts of a tensor is no number within so many powers of two; a part spans so many at most.
+
+Chosen: a mask of -1e9 or more is 2**30 times the logits beside it."""
 NEAR, BITS = 2.0**40, 8
 """A number may be off by so many last bits of numbers that are at most so many times as large, or by so many
-times what these are off by: of a sum that cancels, a small number is left."""
+times what these are off by: of a sum that cancels, a small number is left. Of a million numbers one was 2**10
+times nearer to its limit than their norm is."""
 
 
 @dataclass(frozen=True)
@@ -97,9 +102,8 @@ class Limits:
     def of(cls, dtype: torch.dtype, tolerance: float, negligible: float) -> Limits:
         """Those of numbers of this type."""
         finfo = torch.finfo(dtype)
-        least = (
-            finfo.tiny / finfo.eps if dtype != torch.float16 else 0.0
-        )  # of which half of the numbers are so small
+        is_half = dtype == torch.float16  # of which half of the numbers are so small
+        least = 0.0 if is_half else finfo.tiny / finfo.eps
         return cls(tolerance, negligible, finfo.eps, least)
 
     def judge(self, kind: str, step: int, tensors: Mapping[str, Parts]) -> dict[str, Difference]:
@@ -179,7 +183,7 @@ def worst(differences: Iterable[Difference]) -> Difference:
 
 
 def parts_of(found: Tensors, expected: Tensors) -> dict[str, Parts]:
-    """Every tensor that one of the two has, by parts. A missing one counts as zeros."""
+    """Every tensor of any shape that one of the two has, by parts. A missing one counts as zeros."""
     names = [*expected, *(name for name in found if name not in expected)]
     return {name: parts(found.get(name), expected.get(name)) for name in names}
 
@@ -237,7 +241,7 @@ def relative_error(found: Tensors, expected: Tensors) -> float:
 
 
 def whole_error(found: torch.Tensor, expected: torch.Tensor) -> float:
-    """``||found - expected|| / ||expected||`` of the whole tensor, where small numbers may hide."""
+    """``||found - expected|| / ||expected||`` of tensors of one shape, where small numbers may hide."""
     return ratio(distance(found, expected), magnitude(expected))
 
 
@@ -250,12 +254,15 @@ def distance(found: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 def magnitude(tensor: torch.Tensor) -> float:
-    """The norm over the finite entries."""
+    """The norm over the finite entries, of any shape."""
     return _finite_norm(numbers(tensor))
 
 
 def numbers(tensor: torch.Tensor) -> Array:
-    """The numbers of a tensor on the host, floating-point ones in float64 or complex128."""
+    """The numbers of a tensor on the host, in its shape: floating-point ones in float64 or complex128.
+
+    Of a sparse one ``(entries, …)``.
+    """
     flat = tensor.detach()
     flat = (flat.coalesce().values() if flat.is_sparse else flat).cpu()
     if flat.is_floating_point() or flat.is_complex():
@@ -264,7 +271,7 @@ def numbers(tensor: torch.Tensor) -> Array:
 
 
 def dense(found: torch.Tensor, expected: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Both as dense tensors; of two sparse ones the rows that either has."""
+    """Both as dense tensors in their shapes; of two sparse ones ``(rows, …)``, the rows that either has."""
     if found.is_sparse and expected.is_sparse and found.sparse_dim() == expected.sparse_dim() == 1:
         both = [each.cpu().coalesce() for each in (found, expected)]
         rows = torch.unique(torch.cat([each.indices()[0] for each in both]))

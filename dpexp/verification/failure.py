@@ -4,27 +4,39 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import torch
+
 from dpexp.data.batch import Batch
-from dpexp.verification.compare import Difference, Tensors
+from dpexp.verification.compare import Difference, Limits, Tensors
+from dpexp.verification.mode import Mode
 from dpexp.verification.recorder import Step
+from dpexp.verification.state import State
 
 
-@dataclass
+@dataclass(frozen=True)
 class Failure:
-    """The first step that differs, and what both sides computed in it; or ``text`` says all."""
+    """The first step that differs, and what both sides computed in it; or ``text`` says all.
+
+    ``state`` is that before the batch. An optimizer's step that differs began from the parameters ``before``,
+    and a single device has made those ``after``, in the ``type_of_update`` inside, where that is known.
+    ``where`` begins the message, for a batch that is none of the run's; ``hint`` is what is known of the
+    cause before the difference is located.
+    """
 
     worst: Difference
     batch: Batch = field(default_factory=lambda: Batch((), None, 0, 0))
     found: Step = field(default_factory=Step)
     expected: Step = field(default_factory=Step)
     text: str = ""
+    limits: Limits = field(default_factory=lambda: Limits(0.0))
+    mode: Mode = field(default_factory=Mode)
+    state: State | None = None
     before: Tensors = field(default_factory=dict)
-    """The parameters from which an optimizer's step began that differs."""
+    after: Tensors = field(default_factory=dict)
+    type_of_update: torch.dtype | None = None
     in_eval_mode: bool = False
     where: str = ""
-    """The begin of the message, where the batch is none of the run's."""
     hint: str = ""
-    """What is known of the cause before the difference is located."""
 
 
 class SingleDeviceError(Exception):
@@ -37,11 +49,3 @@ class SingleDeviceError(Exception):
 
 class NonfiniteError(RuntimeError):
     """The loss of a single device is not finite, so that no layout can be compared with it."""
-
-
-class DiffersError(Exception):
-    """Ends the step of the layout before its optimizer."""
-
-    def __init__(self, failure: Failure) -> None:
-        super().__init__()
-        self.failure = failure

@@ -81,20 +81,20 @@ def _dimension_of_rows(of_ranks: list[torch.Tensor], expected: torch.Tensor | No
     )
 
 
-def drop_scalars_apart(
+def scalars_apart(
     found: Step, expected: Step, of_shards: Iterable[str], limits: Limits, step: int
-) -> list[str]:
-    """Remove scalars of shards that differ from the outputs of both sides, and return a note for each.
+) -> dict[str, str]:
+    """The scalars of shards that differ, which are not compared as outputs, with the note for each.
 
-    A scalar of shards need not be a mean over rows. If it is the loss, it is compared as the loss.
+    A scalar of shards need not be a mean over rows. If it is the loss, it is compared as the loss: no note.
     """
-    notes = []
+    notes = dict[str, str]()
     for name in of_shards:
         wanted = expected.outputs.get(name)
         if wanted is not None and wanted.dim() == 0 and name in found.outputs:
             judged = limits.judge("outputs", step, {name: parts(found.outputs[name], wanted)})
             if judged[name].ratio > 1:
-                del found.outputs[name], expected.outputs[name]
-                if float(wanted) != expected.loss:
-                    notes.append(f"outputs{name} is a scalar, and those of shards do not add up to it")
+                is_loss = float(wanted) == expected.loss
+                apart = f"outputs{name} is a scalar, and those of shards do not add up to it"
+                notes[name] = "" if is_loss else apart
     return notes

@@ -36,11 +36,19 @@ WHOLE_MODEL = "*"
 
 @dataclass(frozen=True)
 class Mode:
-    """``quiet`` modules are in eval mode. A ``note`` says what a user's layout does by definition."""
+    """``quiet`` modules are in eval mode. A single device computes the rows together, or in ``chunks``.
+
+    A ``note`` says what a user's layout does by definition.
+    """
 
     quiet: frozenset[str] = frozenset()
-    in_chunks: bool = False
+    chunks: Chunks | None = None
     note: str = ""
+
+    @property
+    def on_all_rows(self) -> Mode:
+        """The same where every rank computes all rows, as in an evaluation."""
+        return self if self.chunks is None else replace(self, chunks=replace(self.chunks, dp_size=1))
 
 
 class Switch:
@@ -77,8 +85,8 @@ class Nature:
     has_no_eval_mode: bool = False
 
     @classmethod
-    def of(cls, model: nn.Module, step: Callable[[frozenset[str]], tuple[Step, bool]]) -> Nature:
-        """``step(quiet)`` takes a step with these modules in eval mode: what it computed, whether it drew.
+    def of(cls, model: nn.Module, step: Callable[[frozenset[str]], Step]) -> Nature:
+        """``step(quiet)`` takes a step with these modules in eval mode.
 
         Where that is something else than as written, it is the whole model that draws.
         """
@@ -106,12 +114,12 @@ class Nature:
 
 
 def _computed(
-    step: Callable[[frozenset[str]], tuple[Step, bool]], quiet: frozenset[str]
+    step: Callable[[frozenset[str]], Step], quiet: frozenset[str]
 ) -> tuple[frozenset[tuple[str, torch.Size]], frozenset[str], bool]:
     """The outputs of a step by their shapes, the parameters that get a gradient, and whether it drew."""
-    made, drew = step(quiet)
+    made = step(quiet)
     outputs = frozenset((path, each.shape) for path, each in made.outputs.items())
-    return outputs, frozenset(made.gradients), drew
+    return outputs, frozenset(made.gradients), made.drew
 
 
 def _has_no_statistics(part: nn.Module) -> bool:
@@ -137,12 +145,12 @@ class Modes:
         together = Mode(norms | drawing)
         if not (norms | drawing) and not nature.has_no_eval_mode:
             return cls(together, ())
-        strict = Mode(synchronized if chunks.are_synchronized else frozenset(), True)
+        strict = Mode(synchronized if chunks.are_synchronized else frozenset(), chunks)
         others = []
         if not chunks.draws_alike:
-            others.append(Mode(strict.quiet | drawing, True, OTHER_NUMBERS))
+            others.append(Mode(strict.quiet | drawing, chunks, OTHER_NUMBERS))
         if not chunks.is_known and nature.batch_norms:
-            others.append(Mode(drawing, False, ALL_ROWS))
+            others.append(Mode(drawing, None, ALL_ROWS))
         if WHOLE_MODEL in drawing:
             others = []
         if not chunks.splits and chunks.is_known and chunks.draws_alike and not synchronized:

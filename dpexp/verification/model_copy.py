@@ -1,4 +1,4 @@
-"""Model copy: a model again, in another floating-point type."""
+"""Model copy: a model again, or a batch, in another floating-point type."""
 
 from functools import partial
 from typing import Any
@@ -8,6 +8,7 @@ from torch import nn
 
 from dpexp import tensors
 from dpexp.copies import copied_module
+from dpexp.data.batch import Batch
 
 
 def copied(model: nn.Module, dtype: torch.dtype) -> nn.Module:
@@ -21,6 +22,11 @@ def copied(model: nn.Module, dtype: torch.dtype) -> nn.Module:
         if type(tensor) in (nn.Parameter, torch.Tensor) and tensor.is_leaf
     }
     return tensors.cast_module(copied_module(model, memo, partial(tensors.cast, dtype=dtype)), dtype)
+
+
+def in_dtype(batch: Batch, dtype: torch.dtype) -> Batch:
+    """The batch in memory of its own, with floating-point inputs and targets of this type."""
+    return batch.copied().changed(partial(tensors.cast, dtype=dtype))
 
 
 def _copied(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import torch
@@ -15,123 +17,164 @@ from dpexp.strategies.modules import parts
 from dpexp.training.optimizers import OptimizerFactory
 from dpexp.training.preserve import is_users
 from dpexp.training.trainer import Trainer
+from dpexp.verification.checks import checked_placed, checked_state, checked_window, undecided
 from dpexp.verification.chunks import Chunks
 from dpexp.verification.compare import Limits
 from dpexp.verification.diagnosis.found import Found
 from dpexp.verification.diagnosis.locate import Locator
-from dpexp.verification.failure import Failure, SingleDeviceError
-from dpexp.verification.judge import Judge
+from dpexp.verification.failure import SingleDeviceError
+from dpexp.verification.judge import worst_of_ranks
 from dpexp.verification.mode import OTHER_NUMBERS, Mode, draws, has_batch_norm
 from dpexp.verification.model_copy import copied
 from dpexp.verification.recorder import fewer_collections
 from dpexp.verification.result import TOLERANCE, Result
 from dpexp.verification.rounding import NEGLIGIBLE
+from dpexp.verification.sides import FullTensors, Sides
 from dpexp.verification.single_device import SingleDevice
 from dpexp.verification.state import read_by_rows
-from dpexp.verification.take import Take
+from dpexp.verification.take import take_step
 from dpexp.verification.touched_rows import touched_rows
+from dpexp.verification.trial import Trial, uncompared
 
 Pairs: TypeAlias = Iterable[tuple[Batch, Batch]]
 """Global batches, and the part of each that the rank computes."""
 FIRST = 4
-"""So many of the run's first steps are compared; those that a short warm-up lacks come after the last."""
+"""So many of the run's first steps are compared; those that a short warm-up lacks come after the last.
+
+Chosen: an optimizer has then begun from what its own steps have left, and a run waits little."""
 EPS = 4
-"""Errors up to so many eps of a narrow type are its rounding."""
+"""Errors up to so many eps of a narrow type are its rounding: of right layouts in bfloat16 half of one."""
+OWN_STEPS = "its own training steps"
+"""What is not compared of a run where a single device does not compute them."""
 
 
+@dataclass(frozen=True)
 class OwnSteps:
-    """Made before the model is placed, of which it keeps a copy, with the touched rows of large tables.
+    """What is known of a run before its model is placed: a copy, with the touched ``rows`` of large tables.
 
-    ``bind`` gives it the run's trainer. ``compared`` is the mode in which training mode was compared before.
+    ``compared`` is the mode in which training mode was compared before.
     """
 
-    def __init__(
-        self,
+    model: nn.Module
+    objective: Objective
+    optimizer: OptimizerFactory | None
+    dtype: torch.dtype
+    autocast: str = ""
+    compared: Mode | None = None
+    rows: Mapping[str, torch.Tensor] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls,
         model: nn.Module,
         objective: Objective,
         optimizer: OptimizerFactory | None,
         dtype: torch.dtype,
         autocast: str = "",
         compared: Mode | None = None,
-    ) -> None:
-        self._objective, self._optimizer, self._compared = objective, optimizer, compared
-        self._dtype, self._autocast = dtype, autocast
-        self._copy, self._rows = copied(model, dtype).train(optimizer is not None), touched_rows(model)
-        self.note = ""
+    ) -> OwnSteps:
+        """Those of a model, which may change afterwards."""
+        kept, rows = copied(model, dtype).train(optimizer is not None), touched_rows(model)
+        return cls(kept, objective, optimizer, dtype, autocast, compared, rows)
 
-    def bind(self, trainer: Trainer) -> Result:
-        """Compare the model as placed, before any step."""
-        layout = read_by_rows(trainer, self._rows)
+    def placed(self, trainer: Trainer) -> PlacedSteps:
+        """The steps of the run's trainer; every rank must call this, before any step."""
+        layout = read_by_rows(trainer, self.rows)
         chunks = Chunks.of(layout.placed, trainer.group)
-        mode, why_not = own_mode(self._copy, chunks, layout, self._compared)
-        self.note = self._of_layout = f"not compared: {why_not}" if why_not else ""
-        model = copied(self._copy, self._dtype)
-        single = SingleDevice(model, self._objective, self._optimizer, self._autocast, chunks)
-        single.set_mode(mode)
-        is_short = self._dtype != torch.float64 or bool(self._autocast)
-        tolerance, negligible = base_tolerance(self._dtype, self._autocast)
-        limits = Limits.of(self._dtype, tolerance, negligible)
-        self._counts = _counts(trainer)
-        self._rows_are_apart = not (self._autocast or draws(self._copy) or has_batch_norm(self._copy))
-        self._take = Take(layout, single, Judge(limits, trainer.group), self._objective, is_short)
-        failure = self._take.check_placed()
-        return self._result(failure)
+        mode, why_not = own_mode(self.model, chunks, layout, self.compared)
+        tolerance, negligible = base_tolerance(self.dtype, self.autocast)
+        sides = Sides(
+            layout,
+            self.objective,
+            SingleDevice(copied(self.model, self.dtype), self.optimizer, self.autocast),
+            FullTensors(layout),
+            Limits.of(self.dtype, tolerance, negligible),
+            chunks,
+            mode,
+            is_short=self.dtype != torch.float64 or bool(self.autocast),
+        )
+        note = f"not compared: {why_not}" if why_not else ""
+        rows_are_apart = not (self.autocast or draws(self.model) or has_batch_norm(self.model))
+        placed = checked_placed(sides, Trial())
+        return PlacedSteps(sides, self.model, placed, note, _counts(trainer), rows_are_apart)
+
+
+@dataclass(frozen=True)
+class PlacedSteps:
+    """Steps of a run beside a single device. A ``note`` says why they cannot be compared.
+
+    ``trial`` is what the model as placed has shown, and ``counts`` are numbers in attributes of its modules.
+    """
+
+    sides: Sides
+    model: nn.Module
+    trial: Trial
+    note: str
+    counts: Mapping[str, int | float]
+    rows_are_apart: bool
+
+    def as_placed(self) -> Result:
+        """The model as placed, before any step."""
+        return self._result(self.trial, self.note)
 
     def first(self, pairs: Pairs) -> Result:
         """The run's step on each of its parts of the global batches."""
-        with fewer_collections(self._copy), without_tf32():
-            return self._taken(pairs)
+        return self._taken(self.trial, pairs)
 
     def last(self, pairs: Pairs) -> Result:
         """The same from the state of a run that has trained, which then accumulates as before."""
-        self.note = self._of_layout
-        self._take.restart()
-        apart = self._take.check_state()
-        if apart is not None:
-            return self._result(apart)
+        trial, _ = checked_state(self.sides, Trial())
+        if trial.failure is not None:
+            return self._result(trial, self.note)
         self._count_as_layout()
-        if self._take.layout.optimizers is None:
-            return self.first(pairs)
-        with self._take.layout.optimizers.restarted():
-            return self.first(pairs)
+        optimizers = self.sides.layout.optimizers
+        with optimizers.restarted() if optimizers is not None else nullcontext():
+            return self._taken(trial, pairs)
 
     def _count_as_layout(self) -> None:
         """Give the single device the numbers that modules of the layout have counted in all steps so far."""
-        layout, single = self._take.layout, self._take.single.trainer
-        counted = {at: number for at, number in _counts(layout).items() if self._counts.get(at) != number}
+        layout, single = self.sides.layout, self.sides.single.trainer
+        counted = {at: number for at, number in _counts(layout).items() if self.counts.get(at) != number}
         counted = layout.group.complete(counted)
         for part in parts(single.placed.module):
             for key, own in vars(part.module).items():
                 vars(part.module)[key] = counted.get(f"{part.name}: {key}", own)
 
-    def _taken(self, pairs: Pairs) -> Result:
-        for batch, part in pairs:
-            if not self.note:
-                try:
-                    failure = self._take.step(batch, part)
-                    if failure is None and self._rows_are_apart:
-                        failure = self._take.check_window()
-                except SingleDeviceError as raised:
-                    self.note = f"not compared: a single device does not compute it: {raised.cause}"
-                else:
-                    if failure:
-                        return self._result(failure)
-                    continue
-            self._take.layout.step(part)
-        self._take.release()
-        return self._result()
+    def _taken(self, trial: Trial, pairs: Pairs) -> Result:
+        note = self.note
+        with fewer_collections(self.model), without_tf32():
+            for batch, part in pairs:
+                if not note:
+                    try:
+                        trial = take_step(self.sides, trial, batch, part)
+                        if trial.failure is None and self.rows_are_apart:
+                            trial = checked_window(self.sides, trial)
+                    except SingleDeviceError as raised:
+                        note = f"not compared: a single device does not compute it: {raised.cause}"
+                    else:
+                        if trial.failure is not None:
+                            break
+                        continue
+                self.sides.layout.step(part)
+            return self._result(trial, note)
 
-    def _result(self, failure: Failure | None = None) -> Result:
-        take, located = self._take, Found()
-        if failure is not None and (why_not := take.undecided(failure)):
-            self.note, failure = why_not, None
+    def _result(self, trial: Trial, note: str) -> Result:
+        sides, failure, located = self.sides, trial.failure, Found()
+        if failure is not None and (why_not := undecided(sides, failure)):
+            note, failure = why_not, None
         if failure is not None:
-            located = Locator(take, failure, self._copy).find()
-        notes = [self.note] if self.note else [*take.uncompared(), *take.notes]
-        failed = failure.worst if failure is not None else None
-        steps = 0 if self.note else take.compared
-        worst = take.judge.of_all_ranks()
-        return Result(self._dtype, steps, worst, notes, failed, located.text, located.module or "")
+            located = Locator(sides, failure, self.model).find()
+        usual = sides.single.dtype
+        return Result(
+            usual,
+            0 if note else trial.compared,
+            worst_of_ranks(trial.errors, sides.group),
+            [note] if note else [*uncompared(trial, sides.layout, usual), *trial.notes],
+            failure.worst if failure is not None else None,
+            located.text,
+            located.module or "",
+            gaps=[OWN_STEPS] if note else [],
+        )
 
 
 def _counts(trainer: Trainer) -> dict[str, int | float]:
@@ -156,12 +199,12 @@ def own_mode(model: nn.Module, chunks: Chunks, layout: Trainer, compared: Mode |
     if has_draws and (not layout.placed.is_on_host or chunks.are_synchronized):
         return Mode(), OTHER_NUMBERS
     if chunks.is_known:
-        return Mode(in_chunks=True), "" if chunks.draws_alike or not has_draws else OTHER_NUMBERS
+        return Mode(chunks=chunks), "" if chunks.draws_alike or not has_draws else OTHER_NUMBERS
     if compared is None:
         return Mode(), "batch norms and random layers of the layout were not compared in training mode"
     if has_draws and (compared.note or not chunks.draws_alike):
         return Mode(), OTHER_NUMBERS
-    return Mode(in_chunks=compared.in_chunks), ""
+    return Mode(chunks=chunks if compared.chunks is not None else None), ""
 
 
 def base_tolerance(dtype: torch.dtype, autocast: str) -> tuple[float, float]:

@@ -54,7 +54,7 @@ def prove(
     are not of this form. Every rank must call it, and every rank gets the same error.
     """
     check_not_scripted(model)
-    objective, forward = Objective(model, loss=loss, reduction=reduction), forward_signature(model)
+    objective, forward = Objective.of(model, loss=loss, reduction=reduction), forward_signature(model)
     global_batches = [
         as_batch((inputs, targets), forward, "prove", not objective.is_given) for inputs, targets in batches
     ]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -15,6 +15,7 @@ from torch import nn
 from dpexp import devices, tensors
 from dpexp.config.process import rarer_garbage_collection
 from dpexp.data.batch import Batch
+from dpexp.data.objective import Objective
 from dpexp.strategies.module_calls import ModuleCall, module_calls
 from dpexp.strategies.placed import StepEndedError, StepObserver
 from dpexp.training.trainer import Trainer
@@ -24,7 +25,7 @@ Calls: TypeAlias = dict[tuple[str, int], dict[int, list[list[torch.Tensor]]]]
 """Outputs of each call, by name and number of wrappers around it, and by replica (-1 outside of them)."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class Step:
     """What one step computed, before its optimizer; tensors are detached and may be in place of the model's.
 
@@ -33,15 +34,26 @@ class Step:
     ``eps`` has the last bit of the type in which each output, and the loss (``None``), was computed.
     ``modules`` are the calls in the order in which they returned, ``order`` the parameters in the order in
     which backward finished their gradients.
+
+    Of a single device: ``buffers`` after all rows, or after each chunk of them; whether it ``drew`` random
+    numbers; the parameters to which its forward ``wrote``, as to a table with ``max_norm``; how many
+    ``additions`` a row of a gradient has; whether the forward ``stores`` a tensor for the loss, and the
+    ``objective`` that knows what the forward returns.
     """
 
-    outputs: dict[str, torch.Tensor] = field(default_factory=dict)
+    outputs: Tensors = field(default_factory=dict)
     loss: float | None = None
-    gradients: dict[str, torch.Tensor] = field(default_factory=dict)
-    eps: dict[str | None, float] = field(default_factory=dict)
+    gradients: Tensors = field(default_factory=dict)
+    eps: Mapping[str | None, float] = field(default_factory=dict)
     calls: Calls = field(default_factory=dict)
     modules: list[tuple[str, int]] = field(default_factory=list)
     order: list[str] = field(default_factory=list)
+    buffers: Sequence[Tensors] = ()
+    drew: bool = False
+    wrote: Tensors = field(default_factory=dict)
+    additions: Mapping[str, int] = field(default_factory=dict)
+    stores: bool = False
+    objective: Objective = field(default_factory=Objective)
 
 
 @dataclass(frozen=True)
@@ -89,24 +101,27 @@ class Recorder(StepObserver):
     def forward_ended(self, outputs: Any) -> None:
         if self._has_rows:
             leaves = {path: leaf for path, leaf in tensors.leaves(outputs) if isinstance(leaf, torch.Tensor)}
-            self.step.outputs = {path: widened(leaf) for path, leaf in leaves.items()}
-            self.step.eps |= {path: _eps(leaf) for path, leaf in leaves.items()}
+            outputs = {path: widened(leaf) for path, leaf in leaves.items()}
+            eps: dict[str | None, float] = {path: _eps(leaf) for path, leaf in leaves.items()}
+            self.step = replace(self.step, outputs=outputs, eps={**self.step.eps, **eps})
         if self._trainer.optimizers is None and not self._with_loss:
             self._end()
             raise StepEndedError
 
     def loss_ended(self, loss: torch.Tensor) -> None:
-        self.step.loss, self.step.eps[None] = float(loss.detach()), _eps(loss)
+        eps = {**self.step.eps, None: _eps(loss)}
+        self.step = replace(self.step, loss=float(loss.detach()), eps=eps)
         if self._trainer.optimizers is None:
             self._end()
 
     def backward_ended(self) -> None:
         full = self._trainer.placed.shards.full_tensor
-        self.step.gradients = {
+        gradients = {
             name: widened(full(name, parameter.grad))
             for name, parameter in self._trainer.parameters().items()
             if parameter.grad is not None
         }
+        self.step = replace(self.step, gradients=gradients)
         self._end()
 
     def _end(self) -> None:
@@ -151,7 +166,7 @@ def computed(trainer: Trainer, batch: Batch) -> Step:
 
 
 def end_step() -> None:
-    """End a step before its optimizer."""
+    """End a step before its optimizer: raises StepEndedError."""
     raise StepEndedError
 
 
@@ -175,7 +190,7 @@ def _eps(tensor: torch.Tensor) -> float:
 
 
 def widened(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor on the host, detached; in float64 or complex128 unless it has integers."""
+    """The tensor on the host in its shape, detached; in float64 or complex128 unless it has integers."""
     wide = tensor.detach().to(devices.HOST)  # copied below: clipping changes gradients in place
     if wide.is_complex() or wide.is_floating_point():
         wide = wide.to(torch.complex128 if wide.is_complex() else torch.float64, copy=True)

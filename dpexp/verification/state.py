@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import count
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ class State:
     ``batches`` have come since the optimizer's step, and have given a single device these ``gradients``:
     ranks may have others until the last one. ``groups`` are those of the optimizers, and ``attributes`` what
     these keep elsewhere and have changed. The loss of ``objective`` may keep something from call to call.
+    ``follows`` are the settings of the groups that are loaded, as ``group 0: lr``: those that steps change.
     """
 
     parameters: Mapping[str, torch.Tensor]
@@ -36,6 +38,7 @@ class State:
     random: Sequence[bytes]
     objective: Objective
     gradients: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    follows: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, trainer: Trainer, objective: Objective) -> State:
@@ -50,7 +53,7 @@ class State:
             optimizers.attributes() if optimizers is not None else [],
             optimizers.batches if optimizers is not None else 0,
             group.one_of_each_dp_rank(group.all_gather(random_state())),
-            objective.of(),
+            objective.copied(),
         )
 
     def optimizer_numbers(self) -> dict[str, torch.Tensor]:
@@ -65,6 +68,18 @@ class State:
         ]
         named += [(f"attribute: {path}", value) for each in self.attributes for path, value in each.items()]
         return {name: _numbers(value) for name, value in named if _is_number(value)}
+
+    def following(self, settings: frozenset[str]) -> State:
+        """The same, with only these settings of the optimizers' groups: others stay as they were made."""
+        numbers = count()
+        kept = [
+            [
+                {key: value for key, value in group.items() if f"group {number}: {key}" in settings}
+                for group, number in zip(of_member, numbers, strict=False)
+            ]
+            for of_member in self.groups
+        ]
+        return replace(self, groups=kept, follows=settings)
 
     def without_gradients(self) -> State:
         """The same before the first batch since the optimizer's step."""
@@ -96,6 +111,14 @@ class State:
         by_rank = group.all_gather({name: tensors.digest([each]) for name, each in self.parameters.items()})
         names = [name for name, bits in by_rank[0].items() if any(each[name] != bits for each in by_rank)]
         return {name: (self.parameters[name], group.broadcast(0, self.parameters[name])) for name in names}
+
+
+def forget(trainer: Trainer) -> None:
+    """Drop the gradients of a single device and what its optimizers keep, which the next state brings."""
+    trainer.clear()
+    for member in trainer.optimizers.members if trainer.optimizers is not None else ():
+        for parameter in (each for group in member.param_groups for each in group["params"]):
+            keeper(member).state.pop(parameter, None)
 
 
 def _is_number(value: Any) -> bool:

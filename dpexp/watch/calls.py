@@ -103,7 +103,7 @@ class LoopCall:
 
 
 def full(tensor: torch.Tensor) -> torch.Tensor:
-    """The full tensor, as in DTensor, detached; every rank must call this."""
+    """The full tensor of any shape, as in DTensor, detached; every rank must call this."""
     detached: Any = tensor.detach()
     return full_output(detached.full_tensor() if hasattr(detached, "placements") else detached)
 

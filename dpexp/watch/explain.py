@@ -8,8 +8,8 @@ it does.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from dpexp.verification.compare import whole_error
 from dpexp.verification.diagnosis.fit import Fit, fit, multiple
 from dpexp.verification.diagnosis.patterns import scalings
 from dpexp.watch.ranks import LoopRanks
+from dpexp.watch.weights import Weighed, are_alike
 
 SAMPLE = 4096
 """So many numbers of each parameter are read at most."""
@@ -34,16 +35,13 @@ MOST_DIVISOR = 1000
 Tensors = Mapping[str, torch.Tensor]
 
 
-@dataclass
+@dataclass(frozen=True)
 class Case:
     """What the optimizer got (``found``) of the parameters it ``held``, and what is ``right``.
 
     ``columns`` are what each call of this rank should add, before clipping; ``total`` is their sum over all
     ranks. ``counted`` are the ranks whose calls count; ``residue`` is what the steps before have left. Both
-    columns and residue are ``sampled``.
-
-    ``rule`` is what the loss averages over, and ``are_equal`` says that the loop counts every call alike,
-    where a single device does not; ``is_weighed_right``: at the loss it counts every call as one does.
+    columns and residue are ``sampled``. ``clip`` is the clipping as stated, ``limit`` what is rounding.
     """
 
     ranks: LoopRanks
@@ -56,19 +54,13 @@ class Case:
     residue: Tensors
     clip: Any
     limit: float
-    is_scaled: bool = False
-    rule: str = ""
-    are_equal: bool = False
-    is_weighed_right: bool = False
-    names: list[str] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.names = [name for name in self.total if name in self.held]
+    is_scaled: bool
+    weighed: Weighed | None
 
 
 def explain(case: Case) -> str:
     """The cause in words; every rank must call this. NotComparableError: a step was skipped."""
-    ranks = case.ranks
+    ranks, names = case.ranks, [name for name in case.total if name in case.held]
     by_rank = ranks.all_gather(list(case.columns))
     calls = [(rank, number) for rank in sorted(set(case.counted)) for number in range(len(by_rank[rank]))]
     columns = [by_rank[rank][number] for rank, number in calls]
@@ -79,26 +71,23 @@ def explain(case: Case) -> str:
         raise NotComparableError(
             "what a call should add is not finite, and the gradients are: the loop skips or scales the step"
         )
-    clipped = multiple({name: case.right[name] for name in case.names if name in case.right}, case.total)
-    kept = (clipped.factors[0] if clipped is not None else 0.0) or 1.0
 
-    def fitted(names: list[str]) -> list[Fit]:
+    def fitted(names: list[str], *, is_part: bool = False) -> _Factors | None:
         sides = [{name: side[name] for name in names if name in side} for side in (found, *columns, residue)]
-        return ranks.all_gather(fit(sides[0], sides[1:]))
+        fits = ranks.all_gather(fit(sides[0], sides[1:]))
+        return _Factors(case, fits, calls, is_part) if all(fit.apart < FITS for fit in fits) else None
 
-    fits = fitted(case.names)
-    if all(fit.apart < FITS for fit in fits):
-        return _Words(case, fits, calls, kept).cause()
+    if (of_all := fitted(names)) is not None:
+        return of_all.cause()
     if scaled := _scaled_shards(case):
         return scaled
-    wrong = [name for name in case.names if _error(case, name) > 10 * case.limit]
+    wrong = [name for name in names if _error(case, name) > 10 * case.limit]
     wrong = next(filter(None, ranks.all_gather(wrong)), [])
     if not wrong:
         return "only some ranks have it"
-    of_last = fitted([wrong[-1]])
-    some = f"{len(wrong)} of {len(case.names)} parameters are wrong, '{wrong[-1]}' last"
-    if all(fit.apart < FITS for fit in of_last):
-        return f"{some}: {_Words(case, of_last, calls, kept, is_part=True).cause()}"
+    some = f"{len(wrong)} of {len(names)} parameters are wrong, '{wrong[-1]}' last"
+    if (of_last := fitted([wrong[-1]], is_part=True)) is not None:
+        return f"{some}: {of_last.cause()}"
     return (
         f"{some}: it is not a sum of what the calls should add: a part of the loss does not come from the "
         "model's outputs (a penalty on weights), a hook changes it, or the layout computes another backward"
@@ -111,38 +100,35 @@ def _error(case: Case, name: str) -> float:
     return 0.0 if right is None else whole_error(case.found.get(name, torch.zeros_like(right)), right)
 
 
-class _Words:
-    """The cause by the factors of all ranks' calls; ``kept`` is the part that the stated clipping leaves."""
+class _Factors:
+    """Those of the ``calls`` (rank, number) of all ranks, as each rank has them, without the stated clipping.
+
+    ``kept`` is what that clipping leaves. ``is_part``: they are those of one parameter.
+    """
 
     def __init__(
-        self,
-        case: Case,
-        fits: Sequence[Fit],
-        calls: Sequence[tuple[int, int]],
-        kept: float,
-        is_part: bool = False,
+        self, case: Case, fits: Sequence[Fit], calls: Sequence[tuple[int, int]], is_part: bool
     ) -> None:
-        self.case, self.fits, self.calls, self.kept, self.is_part = case, fits, calls, kept, is_part
+        self.case, self.calls, self.is_part = case, calls, is_part
         self.size = len(set(case.counted))
         self.micro = max((number for _, number in calls), default=0) + 1
-        self.by_rank = [[factor / kept for factor in fit.factors[:-1]] for fit in fits]
-        self.all = [factor for of_rank in self.by_rank for factor in of_rank]
-        self.most = max(map(abs, self.all), default=0.0)
+        clipped = multiple(case.right, case.total)
+        self.kept = (clipped.factors[0] if clipped is not None else 0.0) or 1.0
+        self.by_rank = [[factor / self.kept for factor in fit.factors[:-1]] for fit in fits]
+        self.of_residue = [fit.factors[-1] for fit in fits]
+        self.most = max((abs(each) for of_rank in self.by_rank for each in of_rank), default=0.0)
 
     def cause(self) -> str:
         """One sentence."""
-        if any(abs(fit.factors[-1]) > SAME for fit in self.fits):
+        if any(abs(each) > SAME for each in self.of_residue):
             return "the gradients of the step before are in it: zero_grad is missing, or comes too late"
         if not any(bool(each.any()) for each in self.case.found.values()):
             synchronized = ", or never synchronized" if self.size > 1 else ""
             return f"it is zero when the optimizer steps: zero_grad between backward and step{synchronized}?"
-        if max(self.all) - min(self.all) < 5 * FITS * self.most:
-            return self._scaled_alike(sum(self.all) / len(self.all))
-        if any(
-            self._differ(a, b)
-            for of_rank in self.by_rank
-            for a, b in zip(of_rank, self.by_rank[0], strict=True)
-        ):
+        everywhere = [each for of_rank in self.by_rank for each in of_rank]
+        if max(everywhere) - min(everywhere) < 5 * FITS * self.most:
+            return self._of_scale(sum(everywhere) / len(everywhere))
+        if any(self._differ(max(of_call), min(of_call)) for of_call in zip(*self.by_rank, strict=True)):
             return self._of_ranks()
         return self._of_calls(self.by_rank[0])
 
@@ -164,86 +150,83 @@ class _Words:
                     )
                 return f"no_sync was left on {_passes(missed, self.micro)}, so ranks differ"
         if all(not self._differ(max(of_rank), min(of_rank)) for of_rank in self.by_rank):
-            times = ", ".join(f"{of_rank[0]:.3g}" for of_rank in self.by_rank)
+            times = _times(of_rank[0] for of_rank in self.by_rank)
             return f"clipped by each rank's own norm, so ranks differ (times {times})"
         return "ranks have different gradients"
 
     def _of_calls(self, factors: Sequence[float]) -> str:
         """Where calls have other weights, on all ranks the same."""
-        by_number: dict[int, list[float]] = {}
-        for (_, number), each in zip(self.calls, factors, strict=True):
-            by_number.setdefault(number, []).append(each)
-        gone = [
-            number for number, some in by_number.items() if not any(self._differ(each, 0) for each in some)
+        by_number = [
+            [each for (_, of), each in zip(self.calls, factors, strict=True) if of == number]
+            for number in range(self.micro)
         ]
+        gone = [n for n, some in enumerate(by_number) if not any(self._differ(each, 0) for each in some)]
         if gone:
             return f"{_passes(gone, self.micro)} are not in it: zero_grad between them, or not synchronized"
-        means = [sum(some) / len(some) for some in by_number.values()]
-        is_last_right = abs(means[-1] * self.kept - 1) < 5 * SAME
-        if (
-            self.case.clip is not None
-            and is_last_right
-            and all(each < 0.99 * means[-1] for each in means[:-1])
-        ):
+        *before, last = [sum(some) / len(some) for some in by_number]
+        is_last_right = abs(last * self.kept - 1) < 5 * SAME
+        if self.case.clip is not None and is_last_right and all(each < 0.99 * last for each in before):
             return "clipped before all micro-batches were in it"
-        if self.case.is_weighed_right:
-            times = ", ".join(f"{each:.3g}" for each in factors)
+        if self.case.weighed is not None and are_alike(self.case.weighed.factors):  # so the loss is right
             of = "micro-batch" if self.micro > 1 else "rank"
-            return f"the gradients of each {of} were changed before they were added: clipped? (times {times})"
-        return mean_of_means(factors, self.size, self.case.rule, self.case.are_equal)
+            changed = f"the gradients of each {of} were changed before they were added"
+            return f"{changed}: clipped? (times {_times(factors)})"
+        return mean_of_means(factors, self.size, self.case.weighed)
 
-    def _scaled_alike(self, times: float) -> str:
+    def _of_scale(self, times: float) -> str:
         """Where everything has one factor."""
-        size, micro, clip = self.size, self.micro, self.case.clip
+        size, micro = self.size, self.micro
         if abs(times - 1) < SAME:
             return "they are right but for digits that were lost: by a communication hook, or a cast?"
         if self.kept < 1 - FITS and abs(times * self.kept - 1) < SAME:
-            return f"it is not clipped to {clip} when the optimizer steps"
+            return f"it is not clipped to {self.case.clip} when the optimizer steps"
         causes = scalings(size, "rank", micro)
         fitting = [cause for cause, value in causes.items() if abs(times / value - 1) < SAME]
         if self.is_part and not fitting:
             return f"it is {times:.4g} times as large as it should be: a hook or the loop scales it"
-        cause = " or ".join(fitting[: 2 if micro == size else 1]) or self._scaled_otherwise(times)
+        cause = " or ".join(fitting[: 2 if micro == size else 1]) or self._of_any_scale(times)
         if size > 1 and abs(times * size - 1) < SAME:
             cause += " (an all_reduce without a backward?)"
         those = "these gradients are" if self.is_part else "all gradients are"
         factor = f"{those} {times:.4g} times as large as they should be"
         return f"{cause}: {factor}" if cause else factor
 
-    def _scaled_otherwise(self, times: float) -> str:
-        norm = math.hypot(*(float(each.double().norm()) for each in self.case.found.values()))
+    def _of_any_scale(self, times: float) -> str:
+        """Where the factor is no number of ranks or micro-batches; empty where nothing is known."""
+        clip, norm = self.case.clip, _norm(self.case.found)
+        if self.case.weighed is not None and self.case.weighed.rule == "sum" and times < 1:
+            return "the loss is a sum, which the loop divides: let the loss that is watched divide it"
         divisor = self.micro / times if times else math.inf
         is_whole = 1.5 < divisor < MOST_DIVISOR and abs(divisor - round(divisor)) < SAME * divisor
-        if self.case.rule == "sum" and times < 1:
-            return "the loss is a sum, which the loop divides: let the loss that is watched divide it"
-        if self.case.clip is None and is_whole and times > 1:
-            return f"{plural(self.micro, 'micro-batch')} divided by {round(divisor)}"
-        if self.case.clip is None and is_whole:
-            counted = plural(self.micro, "micro-batch")
-            or_clips = f"or the loop clips (its norm is {norm:.4g}): state clip_norm"
-            return f"{counted} divided by {round(divisor)}, {or_clips}"
-        alone = math.hypot(*(float(each.double().norm()) for each in self.case.right.values()))
-        if (
-            isinstance(self.case.clip, int | float)
-            and alone < self.case.clip
-            and abs(norm / self.case.clip - 1) < SAME
-        ):
+        if clip is None and is_whole:
+            divided = f"{plural(self.micro, 'micro-batch')} divided by {round(divisor)}"
+            clips = f", or the loop clips (its norm is {norm:.4g}): state clip_norm"
+            return divided if times > 1 else divided + clips
+        alone = _norm(self.case.right)
+        if isinstance(clip, int | float) and alone < clip and abs(norm / clip - 1) < SAME:
             return f"the loop clips it to {norm:.4g}, and {alone:.4g} is its right norm: is the loss divided?"
-        if self.case.clip is not None and self.case.is_scaled and times < 1:
+        if clip is not None and self.case.is_scaled and times < 1:
             return "it was clipped to another norm, or while it was still scaled (call scaler.unscale_ first)"
-        if self.case.clip is None and times < 1:
+        if clip is None and times < 1:
             return f"its norm is {norm:.4g}: if the loop clips, state clip_norm"
         return ""
 
 
-def mean_of_means(factors: Sequence[float], ranks: int, rule: str, are_equal: bool) -> str:
+def mean_of_means(factors: Sequence[float], ranks: int, weighed: Weighed | None) -> str:
     """What calls are that have other weights than in the loss of all rows."""
     of = "micro-batches" if ranks < len(factors) or ranks == 1 else "ranks"
-    times = ", ".join(f"{each:.3g}" for each in factors)
-    what = rule.partition(" ")[0]
-    if are_equal and what in ("rows", "labels", "weights"):
-        return f"{of} of unequal {what} are averaged as if equal (weights {times} instead of 1)"
-    return f"{of} have other weights than in the loss of all rows ({times} instead of 1)"
+    what = weighed.rule.partition(" ")[0] if weighed is not None and weighed.are_equal else ""
+    if what in ("rows", "labels", "weights"):
+        return f"{of} of unequal {what} are averaged as if equal (weights {_times(factors)} instead of 1)"
+    return f"{of} have other weights than in the loss of all rows ({_times(factors)} instead of 1)"
+
+
+def _times(factors: Iterable[float]) -> str:
+    return ", ".join(f"{each:.3g}" for each in factors)
+
+
+def _norm(tensors: Tensors) -> float:
+    return math.hypot(*(float(each.double().norm()) for each in tensors.values()))
 
 
 def _passes(numbers: Sequence[int], micro: int) -> str:
@@ -259,10 +242,12 @@ def _passes(numbers: Sequence[int], micro: int) -> str:
 
 def _scaled_shards(case: Case) -> str:
     """Whether each rank has scaled its shard by a factor of its own."""
-    both = [name for name in case.names if name in case.found and name in case.right]
-    owners = {
-        name: _owners(case.held[name], case.ranks.rank) for name in both if _is_sharded(case.held[name])
-    }
+    sharded = [
+        name
+        for name, each in case.held.items()
+        if hasattr(each, "placements") and name in case.found and name in case.right
+    ]
+    owners = {name: _owners(case.held[name], case.ranks.rank) for name in sharded}
 
     def shard(tensors: Tensors, rank: int) -> Tensors:
         return {name: tensors[name][owner == rank] for name, owner in owners.items()}
@@ -271,12 +256,8 @@ def _scaled_shards(case: Case) -> str:
     known = [each for each in of_ranks if each is not None]
     if len(known) < 2 or any(each.apart**2 > FITS or not each.size for each in known):
         return ""
-    factors = ", ".join(f"{each.factors[0]:.3g}" for each in known)
-    return f"clipped by each rank's own norm: each has scaled its shard (times {factors})"
-
-
-def _is_sharded(parameter: nn.Parameter) -> bool:
-    return hasattr(parameter, "placements")
+    times = _times(each.factors[0] for each in known)
+    return f"clipped by each rank's own norm: each has scaled its shard (times {times})"
 
 
 def _owners(parameter: Any, rank: int) -> torch.Tensor:
@@ -290,7 +271,7 @@ def _owners(parameter: Any, rank: int) -> torch.Tensor:
 
 
 def sampled(gradients: Tensors) -> dict[str, torch.Tensor]:
-    """Some numbers of each, as vectors in float64 on the host."""
+    """Some numbers of each, by name, as vectors in float64 on the host."""
     flat = {name: each.detach().cpu().flatten().double() for name, each in gradients.items()}
     return {name: each[:: max(1, len(each) // SAMPLE)] for name, each in flat.items()}
 

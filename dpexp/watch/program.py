@@ -25,12 +25,12 @@ from dpexp.record.journal import WATCH_STRATEGY, now
 from dpexp.record.record import Row
 from dpexp.record.redact import redact_values
 from dpexp.strategies.placed import Placed
+from dpexp.verification.result import entry
 from dpexp.watch.calls import LoopCall
 
-NOT_VERIFIED: Row = {
-    "checked": False, "passed": None, "dtype": "", "steps": 0, "tolerance": None, "worst": None,
-    "note": "not verified: no step was compared", "cause": "", "first_steps": None, "last_step": None,
-}  # fmt: skip
+NOT_VERIFIED = entry(
+    "not verified: no step was compared", dtype="", steps=0, tolerance=None, worst=None, cause=""
+)
 
 
 def config_of(model: nn.Module, name: str | None, options: Mapping[str, Any]) -> Row:

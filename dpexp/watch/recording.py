@@ -14,7 +14,6 @@ from __future__ import annotations
 import atexit
 import os
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -30,16 +29,17 @@ from dpexp.distributed.group import ProcessGroup
 from dpexp.distributed.signals import SIGNALS
 from dpexp.engine.observations import merged_shapes
 from dpexp.record.files import JournalError
+from dpexp.record.fold import finish
 from dpexp.record.journal import WATCH_STRATEGY, Journal, NullJournal, new_run_id, now
-from dpexp.record.record import Row, finish
+from dpexp.record.record import Row
 from dpexp.record.redact import redact
 from dpexp.record.runs import begin
 from dpexp.tracking.follow import Follower
 from dpexp.watch.program import NOT_VERIFIED, Layout, config_of, facts_of, on_device, plain, rank
 
-FLUSH_SECONDS, BURST = 0.5, 10
-"""The journal is flushed every 0.5 s on average; after a pause ten times in a row, so that of two metrics
-that are logged at the end of an epoch the second does not wait for the next one."""
+BURST = 10
+"""After a pause the journal is flushed so many times in a row: of two metrics that are logged at the end of
+an epoch the second does not wait for the next one."""
 
 
 class Recording:
@@ -55,7 +55,7 @@ class Recording:
         self._config, self._dtype = Row(), ""
         self._ranks: list[str] = []
         self._failure: Row | None = None
-        self._is_closed, self._flush_at = False, 0.0
+        self._is_closed = False
 
     def __reduce__(self) -> tuple[type[Recording], tuple[()]]:
         return Recording, ()
@@ -128,7 +128,7 @@ class Recording:
         if self._is_writer and self._failure is None:
             values = {"time_ms": round(time_ms, 6), "loss": loss, "samples": samples}
             self._journal.extend({f"steps.{name}": [value] for name, value in values.items()})
-            self._flush_in_time()
+            self._flush_if_due()
 
     def verified(self, verification: Row) -> None:
         """Record the verdict so far: those keys of ``verification`` of a Record that are known."""
@@ -146,7 +146,7 @@ class Recording:
             raise RuntimeError("the run has ended: log metrics inside its «with» block, or before close()")
         if self._is_writer and self._failure is None:
             self._journal.extend({f"metrics.{name}": [value] for name, value in numbers.items()})
-            self._flush_in_time()
+            self._flush_if_due()
 
     def close(self, error: BaseException | None = None) -> None:
         """End the run, by this error if there is one, and wait until it is delivered or the time is over."""
@@ -182,17 +182,15 @@ class Recording:
             self._journal.set(values)
             self._flush()
 
-    def _flush_in_time(self) -> None:
-        time_s = time.perf_counter()
-        if time_s >= self._flush_at:
-            self._flush_at = max(self._flush_at, time_s - BURST * FLUSH_SECONDS) + FLUSH_SECONDS
-            self._flush()
+    def _flush_if_due(self) -> None:
+        if self._journal.is_due:
+            self._flush(burst=BURST)
 
-    def _flush(self) -> None:
+    def _flush(self, *, burst: int | None = None) -> None:
         """Write what is buffered; after an error nothing is written but the end."""
         if self._failure is None:
             try:
-                self._journal.flush()
+                self._journal.flush(burst=burst)
             except JournalError as error:
                 self._failure = error_row(error)  # not the error, whose frames hold the model
                 _say(f"run {self.run_id} is recorded no further, the loop goes on: {error}")

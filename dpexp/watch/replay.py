@@ -75,7 +75,7 @@ class Replay:
         return named_parameters(self._model)
 
     def load(self, state: Mapping[str, torch.Tensor], laid_out: nn.Module) -> None:
-        """Take the parameters before the step. Raises NotComparableError for those of another model."""
+        """Take the parameters before the step, by name. NotComparableError: they are of another model."""
         if any(isinstance(part, nn.SyncBatchNorm) for part in laid_out.modules()):
             raise NotComparableError(
                 "SyncBatchNorm normalizes with the rows of all ranks, which no call of a single device has: "
@@ -104,7 +104,7 @@ class Replay:
             each.data = each.data.new_empty(0)
 
     def outputs(self, call: LoopCall, draw: int | None = None) -> list[torch.Tensor]:
-        """Repeat a call: the tensors among its outputs, in order."""
+        """Repeat a call: the tensors among its outputs, of any shape, in order."""
         with self._repeating(call, draw) as inputs:
             args, kwargs = inputs
             return list(tensors.walk(self._model(*args, **kwargs)))
@@ -118,12 +118,10 @@ class Replay:
 
     def gradients_of(self, call: LoopCall, draw: int | None = None) -> Gradients:
         """What a call makes of the loop's gradients at its outputs, if it counts once."""
-        for each in self.parameters.values():
-            each.grad = None
+        self._model.zero_grad()
         self._backward(call, draw)
         found = {name: each.grad for name, each in self.parameters.items() if each.grad is not None}
-        for each in self.parameters.values():
-            each.grad = None
+        self._model.zero_grad()
         return {name: (each.to_dense() if each.is_sparse else each) for name, each in found.items()}
 
     def gradients(self, calls: Sequence[LoopCall], draw: int | None = None) -> Gradients:
@@ -138,12 +136,10 @@ class Replay:
                 total[name] += each
         return total
 
-    def scalar(self, inputs: Any) -> float:
-        """The loss among the outputs of the model in eval mode."""
-        args, kwargs = inputs
-        with torch.no_grad():
-            outputs = tensors.walk(self._model.eval()(*args, **kwargs))
-            return float(next(each for each in outputs if each.dim() == 0))
+    def scalar(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """The loss among the outputs of the model in eval mode, a scalar."""
+        outputs = tensors.walk(self._model.eval()(*args, **kwargs))
+        return next(each for each in outputs if each.dim() == 0)
 
     def on_host(self) -> Replay:
         """A copy on the host, where an id that is not known raises and does not break the device."""

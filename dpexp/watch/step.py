@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
 
 import torch
 from torch import nn
@@ -15,17 +15,18 @@ from dpexp import tensors
 from dpexp.config.errors import NotComparableError
 from dpexp.data.averages import ROWS, count
 from dpexp.strategies.modules import named_parameters
-from dpexp.verification.compare import Difference, Limits, noise_of, parts_of
+from dpexp.verification.compare import Difference, Kinds, Limits, Noise, noise_of, parts_of
 from dpexp.verification.diagnosis.fit import multiple
-from dpexp.verification.judge import Judge
+from dpexp.verification.judge import judge, worst_errors
 from dpexp.verification.rounding import DRAWS, MARGIN, largest
 from dpexp.watch import update
 from dpexp.watch.calls import LoopCall, full
 from dpexp.watch.explain import Case, explain, mean_of_means, sampled
 from dpexp.watch.findings import FoundError, LoopFinding
+from dpexp.watch.options import Options
 from dpexp.watch.ranks import LoopRanks
 from dpexp.watch.replay import HAS_STATE, Gradients, Narrowest, Replay
-from dpexp.watch.weights import Weighed, Weighing, are_alike, loss_of_all_rows, scalar_place
+from dpexp.watch.weights import Weighed, Weighing, loss_of_all_rows, scalar_place
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -39,15 +40,6 @@ def held_by(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, nn.
 def digests(named: Tensors) -> dict[str, str]:
     """The digest of each tensor, by name."""
     return {name: tensors.digest([each]) for name, each in named.items()}
-
-
-@dataclass(frozen=True)
-class Options:
-    """What the user has said of the loop; see ``dpexp.watch``."""
-
-    loss: Callable[..., Any] | None
-    clip_norm: Any
-    weight: Any
 
 
 @dataclass
@@ -64,7 +56,7 @@ class LoopStep:
     options: Options
     ranks: LoopRanks
     replay: Replay
-    judge: Judge
+    errors: dict[str, Difference]
     calls: Sequence[LoopCall]
     losses: Sequence[LoopCall]
     residue: Tensors
@@ -83,9 +75,13 @@ class LoopStep:
     gradients: Gradients = field(default_factory=dict)
     before: update.Before | None = None
     limits: Limits = field(default_factory=lambda: Limits(0.0))
+    hidden: Difference | None = None
 
     def begin(self) -> None:
-        """Compare the parameters of ranks, the outputs of each call, and what each call counts."""
+        """Compare the parameters of ranks, the outputs of each call, and what each call counts.
+
+        Raises NotComparableError where the loop has not called the model.
+        """
         for call in (*self.calls, *self.losses):  # every rank takes part, also one that stands for no rows
             call.gather()
         self.parameters = {name: full(each).clone() for name, each in named_parameters(self.model).items()}
@@ -152,9 +148,7 @@ class LoopStep:
             clip=self.options.clip_norm,
             limit=self.limits.tolerance,
             is_scaled=self.is_scaled,
-            rule=self.weighed.rule if self.weighed is not None else "",
-            are_equal=self.weighed is not None and self.weighed.are_equal,
-            is_weighed_right=self.weighed is not None and are_alike(self.weighed.factors),
+            weighed=self.weighed,
         )
         what = f"of '{failed.tensor}' differ by {failed.error:.1e}"
         self._raise("gradients", what, explain(case), failed)
@@ -288,9 +282,7 @@ class LoopStep:
         near, of_loop = multiple(found, self.expected), multiple(found, self.of_loop)
         is_loops = near is not None and of_loop is not None and of_loop.left < 0.5 * near.left
         if all(self.ranks.all_gather(is_loops)):
-            times = [each / mean for each in factors]
-            ranks = len(set(self.counted))
-            cause = mean_of_means(times, ranks, weighed.rule, weighed.are_equal)
+            cause = mean_of_means([each / mean for each in factors], len(set(self.counted)), weighed)
             self._raise("loss", "calls have other weights than in the loss of all rows", cause)
 
     def _check_state(self, optimizer: torch.optim.Optimizer, held: Mapping[str, nn.Parameter]) -> None:
@@ -313,16 +305,19 @@ class LoopStep:
     ) -> Difference | None:
         """What differs by more than rounding on any rank; ``rounded(draw)`` rounds otherwise."""
 
-        def measured(draw: int) -> Any:
-            again = rounded(draw) if kind == "gradients" else self.ranks.together(lambda: rounded(draw))
-            return kinds, largest([noise_of({kind: parts_of(again, expected)})], MARGIN)
+        def comparisons() -> Iterator[tuple[Kinds, Noise]]:
+            kinds = {kind: parts_of(found, expected)}
+            yield kinds, {}
+            for draw in range(DRAWS):
+                again = rounded(draw) if kind == "gradients" else self.ranks.together(partial(rounded, draw))
+                yield kinds, largest([noise_of({kind: parts_of(again, expected)})], MARGIN)
 
-        self.judge.unmeasured, kinds = limits, {kind: parts_of(found, expected)}
-        failed = self.judge.failed(self.number, kinds, measured, DRAWS)
-        if failed is None and self.number in self.judge.hidden:
-            hidden = self.judge.hidden[self.number]
-            self._warn(f"rounding is too large to compare {hidden.kind} of '{hidden.tensor}'")
-        return failed
+        verdict = judge(self.number, comparisons(), limits, self.ranks)
+        self.errors |= worst_errors(self.errors, verdict.errors)
+        self.hidden = self.hidden or verdict.hidden
+        if verdict.failed is None and self.hidden is not None:
+            self._warn(f"rounding is too large to compare {self.hidden.kind} of '{self.hidden.tensor}'")
+        return verdict.failed
 
     def _sum(self, draw: int | None = None) -> Gradients:
         """The sum over the calls of all ranks that count."""

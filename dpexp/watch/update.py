@@ -58,7 +58,7 @@ def updated(
     gradients: Mapping[str, torch.Tensor],
     draw: int | None = None,
 ) -> dict[str, torch.Tensor]:
-    """The parameters that an equal optimizer computes from those before the step, and its state.
+    """The parameters by name that an equal optimizer computes from those before the step and its state.
 
     Raises NotComparableError for an optimizer whose copy could step the loop's own parameters.
     """

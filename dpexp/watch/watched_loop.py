@@ -13,20 +13,21 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from dpexp.config.errors import NotComparableError, describe
+from dpexp.config.errors import ConfigError, NotComparableError, describe
 from dpexp.config.words import listed, plural
 from dpexp.strategies.modules import named_parameters
-from dpexp.verification.compare import Difference, Limits
-from dpexp.verification.judge import Judge
+from dpexp.verification.compare import Difference
 from dpexp.verification.result import KINDS, row_of
 from dpexp.watch.calls import Hook, LoopCalls, ObservedLoss, full
 from dpexp.watch.explain import sampled
 from dpexp.watch.findings import FoundError, LoopFinding
+from dpexp.watch.layout import layout_of
+from dpexp.watch.options import Options
 from dpexp.watch.program import shapes
 from dpexp.watch.ranks import LoopRanks
 from dpexp.watch.recording import Recording
 from dpexp.watch.replay import Replay
-from dpexp.watch.step import LoopStep, Options, digests, held_by
+from dpexp.watch.step import LoopStep, digests, held_by
 from dpexp.watch.unchanged import unchanged
 
 _watched: weakref.WeakSet[WatchedLoop] = weakref.WeakSet()
@@ -43,8 +44,6 @@ class WatchedLoop:
         self,
         model: nn.Module,
         options: Options,
-        steps: int,
-        raises: bool,
         recording: Recording,
         replay: Replay,
     ) -> None:
@@ -52,8 +51,7 @@ class WatchedLoop:
         self.findings: list[LoopFinding] = []
         self.warnings: dict[str, None] = {}
         self.note, self.steps, self.seconds = "", 0, 0.0
-        self._model, self._options, self._wanted, self._raises = model, options, steps, raises
-        self._at_once = steps
+        self._model, self._options, self._wanted = model, options, options.steps
         self._recording, self._replay = recording, replay
         self._written: weakref.WeakSet[nn.Parameter] = weakref.WeakSet(model.parameters())
         self._calls = LoopCalls(model, self._remove, self._forget_step)
@@ -70,11 +68,27 @@ class WatchedLoop:
         self._other_steps = self._window = 0
         self._started = self._spent = self._entered = 0.0
         self._is_scaled = self._was_clipped = self._may_be_skipped = False
-        self._judge: Judge | None = None
+        self._errors = dict[str, Difference]()
         self._handles: list[Any] = []
         self._hooks: list[Hook] = []
         self.done = True
         self._observe()
+
+    @classmethod
+    def begin(cls, model: nn.Module, options: Options, name: str | None, track: bool) -> WatchedLoop:
+        """Begin to watch, and a run of this name if it is to be tracked; every rank must call this.
+
+        Raises ConfigError for a model that is laid out already, or cannot be copied.
+        """
+        if not isinstance(model, nn.Module):
+            raise ConfigError(f"model is {type(model).__name__}, not a torch.nn.Module")
+        if found := layout_of(model):
+            raise ConfigError(
+                f"the model is laid out already ({found}): call dpexp.watch before, on the model as written"
+            )
+        stated = {key: getattr(options, key) for key in ("clip_norm", "weight", "steps", "raises")}
+        replay = Replay(model)
+        return cls(model, options, Recording.begin(model, name, stated) if track else Recording(), replay)
 
     def again(self, steps: int | None = None) -> None:
         """Watch so many further steps, as many as before by default; every rank must call this.
@@ -86,7 +100,7 @@ class WatchedLoop:
                 f"the loop is still watched: {self.steps} of {self._wanted} steps were compared"
             )
         self._remove()
-        self._wanted = self.steps + (self._at_once if steps is None else steps)
+        self._wanted = self.steps + (self._options.steps if steps is None else steps)
         self._observe()
 
     def log(self, **metrics: float) -> None:
@@ -121,7 +135,7 @@ class WatchedLoop:
     def __str__(self) -> str:
         head = f"right: {self.steps} steps" if self.steps else f"not compared: {self.note}"
         head = f"WRONG {self.findings[0]}" if self.findings else head
-        errors = [f"{kind} {each.error:.1e}" for kind, each in self._errors().items()]
+        errors = [f"{kind} {each.error:.1e}" for kind, each in self._errors.items()]
         return "; ".join([head, *([", ".join(errors)] if errors else []), *self.warnings])
 
     # --- hooks ---
@@ -240,11 +254,19 @@ class WatchedLoop:
         ranks = self._ranks
         ranks.meet()
         ranks.together(self._calls.check)
-        judge = self._judge = self._judge or Judge(Limits(0.0), ranks)
         calls, losses = self._calls.window
         number, replay, residue = self.steps + 1, self._replay, self._residue
         step = LoopStep(
-            number, self._model, self._options, ranks, replay, judge, calls, losses, residue, self.warnings
+            number,
+            self._model,
+            self._options,
+            ranks,
+            replay,
+            self._errors,
+            calls,
+            losses,
+            residue,
+            self.warnings,
         )
         step.is_scaled = self._is_scaled
         if not self.steps:
@@ -310,7 +332,7 @@ class WatchedLoop:
             self._give_up(str(why))
         except Exception as error:  # of a rank that does not come to this step, for one
             self._give_up(describe(error))
-        if self.findings and self._raises:
+        if self.findings and self._options.raises:
             raise self.findings[0].error()
 
     def _give_up(self, why: str) -> None:
@@ -342,12 +364,9 @@ class WatchedLoop:
             self.warnings["no gradient was larger than clip_norm: clipping was not compared"] = None
         self._recording.verified(self._verification())
 
-    def _errors(self) -> dict[str, Difference]:
-        return self._judge.errors if self._judge is not None else {}
-
     def _verification(self) -> dict[str, Any]:
         """As in the Record."""
-        errors, finding = self._errors(), next(iter(self.findings), None)
+        errors, finding = self._errors, next(iter(self.findings), None)
         largest = max(errors.values(), key=lambda each: each.error, default=None)
         worst = finding.worst if finding is not None and finding.worst is not None else largest
         limits = [each.limit for each in errors.values() if math.isfinite(each.limit)]

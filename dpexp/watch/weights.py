@@ -137,21 +137,13 @@ class Weighing:
 
     def _value(self, call: LoopCall) -> Callable[[Any], float]:
         """The loss as a function of inputs, on the host, where labels that it does not know raise."""
-        loss = self._loss
-        if loss is None:
-            replay = self._replay.on_host()
-            host = call.autocast._replace(kind="cpu")
-
-            def inside(inputs: Any) -> float:
-                with alone(), host.entered():
-                    return replay.scalar(devices.move(inputs, devices.HOST))
-
-            return inside
-        on_host = copied_module(loss).cpu() if isinstance(loss, nn.Module) else loss
+        loss, autocast = self._loss, call.autocast._replace(kind="cpu")
+        function = self._replay.on_host().scalar if loss is None else loss
+        on_host = copied_module(function).cpu() if isinstance(function, nn.Module) else function
 
         def value(inputs: Any) -> float:
             args, kwargs = devices.move(inputs, devices.HOST)
-            with torch.no_grad(), alone(), call.autocast._replace(kind="cpu").entered():
+            with torch.no_grad(), alone(), autocast.entered():
                 return float(on_host(*args, **kwargs))
 
         return value
@@ -205,6 +197,7 @@ class Weighing:
 
 
 def are_alike(numbers: Sequence[float]) -> bool:
+    """Whether they are the same but for rounding."""
     return bool(numbers) and max(numbers) - min(numbers) < 1e-3 * max(map(abs, numbers))
 
 

@@ -20,8 +20,9 @@ from dpexp.engine.passes import execute
 from dpexp.engine.prepare import prepare
 from dpexp.engine.progress import ProgressBar
 from dpexp.record.figures import summarize
+from dpexp.record.fold import finish
 from dpexp.record.journal import Journal, now
-from dpexp.record.record import Record, finish
+from dpexp.record.record import Record
 
 WIDTH = 64
 

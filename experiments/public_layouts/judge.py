@@ -16,6 +16,7 @@ sys.path[:1] = [str(HERE.parents[1]), str(HERE / "layouts")]  # not this folder
 
 from dpexp.config.errors import ConfigError
 from dpexp.config.run_config import RunConfig
+from dpexp.record.fold import load_record
 from dpexp.record.record import Record
 from experiments import harness
 from experiments.public_layouts import results
@@ -106,7 +107,7 @@ def run(of_run: RunConfig, home: Path) -> None:
 def recorded(home: Path) -> Record | None:
     """The Record of a run that came to its end."""
     written = list(home.glob("runs/*/record.json"))
-    return Record.load(written[0]) if written else None
+    return load_record(written[0]) if written else None
 
 
 def _keep_evidence(name: str, record: Record) -> None:

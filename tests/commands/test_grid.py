@@ -9,7 +9,7 @@ from dpexp.commands.grid import plan_of
 from dpexp.config.errors import ConfigError
 from dpexp.config.run_config import RunConfig
 from dpexp.config.strategy_options import HybridOptions
-from dpexp.record.record import Record
+from dpexp.record.fold import load_record
 from dpexp.study.sweep import Sweep
 
 SHORT = ["--steps", "2", "--warmup", "1", "--phase-steps", "0"]
@@ -153,7 +153,7 @@ def test_a_sweep_resumes_under_one_parent_and_ends_in_one_comparison(dpexp_home:
     sweep = Sweep.latest(plan_of([*words[:6], *SHORT], (), repeats=1)[0])
     assert sweep is not None
     folder, *runs = sweep.run_folders()
-    assert sorted(Record.load(run).name for run in runs) == ["single.r1", "whole.r1"]
+    assert sorted(load_record(run).name for run in runs) == ["single.r1", "whole.r1"]
     assert sorted(dpexp_home.joinpath("runs").iterdir()) == sorted([folder, *runs])
     assert done.stdout.count("Comparison 1: 2 configs") == 1
     assert f"Markdown: {folder / 'report' / 'report.md'}" in done.stdout

@@ -9,8 +9,9 @@ from helpers import journals
 from helpers.command_lines import script
 from helpers.record_factory import whole
 
+from dpexp.record.fold import finish, load_record
 from dpexp.record.journal import JOURNAL
-from dpexp.record.record import Record, finish
+from dpexp.record.record import Record
 from dpexp.record.runs import RunSummary
 from dpexp.report import listing
 
@@ -23,7 +24,7 @@ def test_list_has_a_line_for_each_run_the_newest_first(runs: Path) -> None:
     assert lines[0].split() == header.split()
     assert [re.split("  +", line)[:6] for line in lines[1:]] == [
         ["newer", "mine", "whole", "virtual", "cpu:0, cpu:1", "yes"],
-        ["older", "whole-linear-cpu:0-1", "whole", "virtual", "cpu:0, cpu:1", "yes"],
+        ["older", "whole-linear-2xcpu", "whole", "virtual", "cpu:0, cpu:1", "yes"],
     ]
     assert all(line.split()[-4:-2] == ["finished", "no"] for line in lines[1:])
     (newest,) = script("runs.py", "list", "-n", 1).stdout.splitlines()[1:]
@@ -103,7 +104,7 @@ def test_sync_closes_a_run_whose_process_died_whether_the_store_is_there_or_not(
     assert synced.returncode == 3
     assert "connection refused; the journals stay" in synced.stderr
     assert json.loads((runs / "dead" / "record.json").read_text())["status"] == "killed"
-    assert Record.load(runs / "dead").status == "killed"
+    assert load_record(runs / "dead").status == "killed"
 
 
 # --- bad runs ------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from helpers.command_lines import HELPERS, script
 
-from dpexp.record.record import Record
+from dpexp.record.fold import load_record
 
 USER = HELPERS / "user_error_cases.py"
 SHORT = ["--no-track", "--steps", "2", "--warmup", "1", "--phase-steps", "1"]
@@ -180,7 +180,7 @@ def test_a_user_error_is_one_message(case: Case, dpexp_home: Path, tmp_path: Pat
         assert left == before
     else:
         (journal,) = (dpexp_home / "runs").glob("*/journal.jsonl")
-        record = Record.load(journal.parent)
+        record = load_record(journal.parent)
         assert (record.status, record.damage) == (STATUS[case.code], [])
 
 

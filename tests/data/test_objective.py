@@ -143,13 +143,13 @@ def test_a_loss_with_tensors_is_computed_where_and_in_the_type_that_the_outputs_
     result = dpexp.prove(nn.Linear(5, 3), lambda model, devices: model, batches, loss)
     assert (result.passed, result.dtype, list(result.notes)) == (True, torch.float64, [])
     outputs = torch.zeros(4, 3, device="meta")
-    found = Objective(loss=loss).loss(outputs, torch.zeros(4, dtype=torch.long, device="meta"))
+    found = Objective.of(loss=loss).loss(outputs, torch.zeros(4, dtype=torch.long, device="meta"))
     assert found.device.type == "meta"
 
 
 def test_the_loss_of_the_user_stays_as_it_was() -> None:
     loss, targets = nn.CrossEntropyLoss(weight=WEIGHT), torch.tensor([0, 2])
-    objective = Objective(loss=loss)
+    objective = Objective.of(loss=loss)
     for dtype in (torch.float64, torch.float32):
         assert objective.loss(torch.zeros(2, 3, dtype=dtype), targets).dtype is dtype
     with torch.autocast("cpu", torch.bfloat16):  # which casts by itself
@@ -174,16 +174,17 @@ LOSS, METRIC = torch.tensor(2.0, requires_grad=True), torch.tensor(1.0)
     ],
 )
 def test_the_scalar_of_a_tuple_is_the_loss_wherever_it_stands(outputs: Any, place: int) -> None:
-    objective = Objective()
-    assert objective.on_one_device(outputs, None) is outputs[place]
+    objective, loss = Objective().probed(outputs, None)
+    assert loss is outputs[place]
     assert objective.note == (f"the loss is outputs[{place}] of the forward" if place else "")
     shards = [torch.stack([each, each + 2]) if each is outputs[place] else each for each in outputs]
     assert objective.loss(shards, torch.zeros(4)) == outputs[place] + 1, "the mean over two replicas"
 
 
 def test_without_targets_other_outputs_have_the_rows_that_losses_of_replicas_weigh() -> None:
-    objective, losses = Objective(), torch.tensor([1.0, 4.0])
-    assert objective.on_one_device({"loss": LOSS, "logits": LOGITS[:3]}, None) is LOSS
+    objective, loss = Objective().probed({"loss": LOSS, "logits": LOGITS[:3]}, None)
+    losses = torch.tensor([1.0, 4.0])
+    assert loss is LOSS
     assert objective.loss({"loss": losses, "logits": LOGITS[:3]}, None) == 2, "of two rows and of one"
     with pytest.raises(ConfigError, match="return an output with the rows beside the loss"):
         objective.loss({"loss": losses}, None)
@@ -194,8 +195,8 @@ def test_one_of_two_scalars_with_a_gradient_is_not_guessed() -> None:
         with pytest.raises(
             ConfigError, match=r"scalars outputs\[.\], outputs\[.\], and one is the loss: name it"
         ):
-            Objective().on_one_device(outputs, None)
-    assert Objective().on_one_device({"loss": LOSS, "aux": 2 * LOSS}, None) is LOSS
+            Objective().probed(outputs, None)
+    assert Objective().probed({"loss": LOSS, "aux": 2 * LOSS}, None)[1] is LOSS
 
 
 class Gpt(nn.Module):

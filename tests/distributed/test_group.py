@@ -8,7 +8,7 @@ from helpers.launching import AGENT, start_forked, wait
 
 from dpexp.config.mesh import Mesh
 from dpexp.distributed.group import ProcessGroup
-from dpexp.record.record import Record
+from dpexp.record.fold import load_record
 
 
 @pytest.mark.parametrize(("rows", "ranks"), [(30, 8), (10, 8), (9, 4), (1, 3), (100, 7)])
@@ -41,6 +41,6 @@ def test_each_run_of_a_program_has_an_id_that_its_ranks_agree_on(dpexp_home: Pat
     first, second = (tmp_path / "0").read_text().split()
     assert (tmp_path / "1").read_text().split() == [first, second]
     assert {folder.name for folder in (dpexp_home / "runs").iterdir()} == {first, second}
-    records = [Record.load(dpexp_home / "runs" / run_id) for run_id in (first, second)]
+    records = [load_record(dpexp_home / "runs" / run_id) for run_id in (first, second)]
     assert [record.config["lr"] for record in records] == [0.1, 0.2]
     assert {record.status for record in records} == {"finished"}

@@ -7,7 +7,7 @@ import pytest
 from helpers.launching import SCRIPT, Process, record, run, start_forked, until_step, wait, words
 from helpers.servers import free_port
 
-from dpexp.record.record import Record
+from dpexp.record.fold import load_record
 
 AGENT = ("-P", "-m", "torch.distributed.run", "--nnodes", "2", "--rdzv-backend", "c10d")
 
@@ -55,7 +55,7 @@ def test_a_host_that_dies_ends_the_run(tmp_path: Path, dies: str, messages: tupl
     hosts.pop(dies).kill()  # its rank ends with it
     (survivor,) = hosts.values()
     assert wait(survivor).returncode == 1
-    found = Record.load(begun[0].parent)
+    found = load_record(begun[0].parent)
     assert (found.status, found.damage, len(found.steps["loss"]) >= 5) == ("killed", [], True)
     assert found.error is not None
     assert found.error["message"].startswith(messages)

@@ -29,7 +29,7 @@ from helpers.tracking_processes import wait_until_gone
 
 from dpexp.distributed.job import Job
 from dpexp.distributed.launch import launch
-from dpexp.record.record import Record
+from dpexp.record.fold import load_record
 
 SHORT = ("--steps", "2", "--warmup", "0", "--phase-steps", "1", "--json")
 MODEL = """
@@ -165,7 +165,7 @@ def test_a_rank_that_is_killed_ends_all(dpexp_home: Path, tmp_path: Path) -> Non
     (line,) = done.stderr.splitlines()
     assert re.match(r"error: rank 1 on host \S+ \(process \d+\) was killed by SIGKILL", line), line
     (folder,) = (dpexp_home / "runs").iterdir()
-    found = Record.load(folder)
+    found = load_record(folder)
     assert (found.status, found.damage) == ("killed", [])
     assert found.error is not None
     assert found.error["type"] == "LostContact"
@@ -180,7 +180,7 @@ def test_ranks_end_with_their_launcher(dpexp_home: Path, tmp_path: Path) -> None
     process.communicate()
     for pid in ranks.values():
         wait_until_gone(pid)
-    assert Record.load(next(dpexp_home.glob("runs/*"))).status == "killed"
+    assert load_record(next(dpexp_home.glob("runs/*"))).status == "killed"
 
 
 def test_a_program_that_torchrun_starts_again_has_a_record_of_its_own(
@@ -193,6 +193,6 @@ def test_a_program_that_torchrun_starts_again_has_a_record_of_its_own(
     steps = ("--steps", "20", "--no-track")
     done = wait(start_forked("-P", "-m", "torch.distributed.run", *agent, SCRIPT, "ddp", *model, *steps))
     assert done.returncode == 0, done.stderr
-    found = sorted(map(Record.load, (dpexp_home / "runs").iterdir()), key=lambda each: each.started)
+    found = sorted(map(load_record, (dpexp_home / "runs").iterdir()), key=lambda each: each.started)
     assert [each.status for each in found] == ["killed", "finished"]
     assert len(found[1].steps["loss"]) == 20

@@ -15,6 +15,7 @@ from dpexp.engine.prepare import prepare
 from dpexp.engine.prepared import Prepared
 from dpexp.engine.progress import ProgressBar
 from dpexp.engine.run_globals import run_globals
+from dpexp.record.fold import load_record
 from dpexp.record.journal import Journal, NullJournal
 from dpexp.record.record import Record
 
@@ -32,7 +33,7 @@ def recorded(
             journal.set(run_facts(config, prepared))
             execute(prepared, journal, ProgressBar(hidden=True))
             journal.set(status="finished")
-    return Record.load(journal.folder)
+    return load_record(journal.folder)
 
 
 def along_mesh(group: ProcessGroup, config: RunConfig) -> ProcessGroup:
@@ -58,5 +59,5 @@ def ended(prepared: Prepared) -> dict[str, Any]:
                 error, fields = str(raised), vars(raised)
             except Exception as raised:  # of any kind: it is the answer
                 error = f"{type(raised).__name__}: {raised}"
-        verification = Record.load(journal.folder).verification if journal else {}
+        verification = load_record(journal.folder).verification if journal else {}
     return {"error": error, "fields": fields, "verification": verification}

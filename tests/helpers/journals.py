@@ -1,65 +1,37 @@
-"""Journals written by hand, for the tests of record and tracking to read, deliver and damage."""
+"""Journals of real runs (``tests/records``), written again for tests to read, deliver and damage."""
 
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from dpexp.config.run_config import RunConfig, config_digest
-from dpexp.record.journal import Journal, new_run_id, now
+from dpexp.record.fold import fold
+from dpexp.record.journal import JOURNAL, Journal, JournalReader, new_run_id, now
+from dpexp.record.record import Record
 
-PHASES = ("forward", "backward", "optimizer")
+WRITTEN = Path(__file__).parents[1] / "records"
+
+
+def record(name: str) -> Record:
+    """The Record of a run in ``tests/records``, for a test to change."""
+    return fold(WRITTEN / name / JOURNAL)
+
+
+def lines_of(name: str) -> list[dict[str, Any]]:
+    """What the lines of its journal set: the facts of the start, what was observed, …, the end."""
+    return [entry.get("set", {}) for entry in JournalReader(WRITTEN / name / JOURNAL)]
 
 
 def begin(runs: Path, run_id: str = "", **changes: Any) -> Journal:
-    """A new journal with the facts of a run's start, flushed."""
+    """A new journal with the first line of ``whole``, and these changes of it; flushed."""
     journal = Journal(runs, run_id or new_run_id())
-    config = RunConfig("whole", virtual=2).to_dict()
-    del config["steps"]  # the caller writes as many as it likes
-    config = changes.pop("config", config)
-    facts = {
-        "name": "whole-linear-cpu:0-1",
-        "experiment": "dpexp",
-        "strategy": "whole",
-        "execution": "virtual",
-        "status": "running",
-        "started": (datetime.now(UTC) - timedelta(hours=1)).isoformat(timespec="milliseconds"),
-        "config": config,
-        "config_digest": config_digest(config),
-        "environment": {
-            "python": "3.11.2",
-            "torch": "2.13.0",
-            "host": "laptop",
-            "os": "Linux",
-            "threads": 2,
-            "argv": ["scripts/run.py", "whole"],
-            "git": {"commit": "0123abcd", "branch": "main", "dirty": True},
-        },
-        "data": {"name": "random", "samples": 30, "description": "seeded", "sha256": "ab" * 32},
-        "devices": {"requested": ["cpu:0", "cpu:1"], "used": ["cpu:0", "cpu:1"], "output": "cpu:0"},
-        "verification": {
-            "checked": True,
-            "dtype": "float64",
-            "output_error": 3e-16,
-            "gradient_error": 2e-16,
-            "tolerance": 1e-12,
-            "passed": True,
-            "note": "",
-        },
-    }
+    facts = {key: value for key, value in lines_of("whole")[0].items() if key not in ("run_id", "started")}
     journal.set(facts | changes)
     journal.flush()
     return journal
 
 
 def observe(journal: Journal) -> None:
-    """Shapes and the device map, flushed."""
-    shape = {"batch": 0, "scope": "replica", "module": "", "replica": 0, "device": "cpu:0"}
-    sent = {"inputs": 300, "outputs": 120, "input_gradients": 0, "output_gradients": 120}
-    parameter = {"module": "", "parameter": "weight", "kind": "parameter", "shape": [2, 5], "bytes": 40}
-    journal.set(
-        shapes=[shape | {"inputs": [[15, 5]], "outputs": [[15, 2]], "bytes": sent}],
-        device_map=[parameter | {"dtype": "float32", "device": "cpu:0", "replicas": ["cpu:0", "cpu:1"]}],
-    )
+    """Verification, devices, shapes and the device map; flushed."""
+    journal.set(lines_of("whole")[1])
     journal.flush()
 
 
@@ -76,21 +48,11 @@ def step(journal: Journal, first: int, count: int) -> None:
     journal.flush()
 
 
-def phases(journal: Journal, count: int = 3) -> None:
-    """``count`` phase-timed steps with their timeline, and one metric by epoch; flushed."""
-    for number in range(count):
-        rows = [
-            {"step": number, "phase": "step", "replica": None, "device": "cpu:0"}
-            | {"start_us": 100 * number, "end_us": 100 * number + 90}
-        ]
-        for place, phase in enumerate(PHASES):
-            span = {"step": number, "phase": phase, "replica": None, "device": "cpu:0"}
-            start_us = 100 * number + 30 * place
-            rows.append(span | {"start_us": start_us, "end_us": start_us + 25})
-            journal.extend({f"phases.{phase}": [0.025]})
-        journal.extend({"timeline": rows})
+def phases(journal: Journal) -> None:
+    """What is measured after the steps, and one metric by epoch; flushed."""
+    for line in lines_of("whole")[2:-1]:
+        journal.set(line)
     journal.extend({"metrics.accuracy": [0.5, 0.75]})
-    journal.set(memory={"cpu": 1 << 28}, digest={"weights": "ab", "outputs": "cd"})
     journal.flush()
 
 

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from dpexp.record.fold import load_record
 from dpexp.record.record import Record
 from helpers.command_lines import ENVIRONMENT, PATIENCE_S, ROOT, SCRIPT, Command, python, shared
 from helpers.command_lines import wait as wait_for_output
@@ -108,7 +109,7 @@ def until_step(home: Path, step: int, process: Process) -> Record:
     while time.monotonic() < deadline and process.poll() is None:
         journals = list(home.glob("runs/*/journal.jsonl"))
         if journals:
-            found = Record.load(journals[0].parent)
+            found = load_record(journals[0].parent)
             if len(found.steps["loss"]) >= step:
                 return found
         time.sleep(0.05)

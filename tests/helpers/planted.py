@@ -82,7 +82,7 @@ def proof_result(
 ) -> Result:
     """The result of a proof, without an optimizer of forwards only."""
     make = OwnOptimizer(optimizer) if optimizer is not None else None
-    objective = Objective(model, loss=loss)
+    objective = Objective.of(model, loss=loss)
     return Proof(model, lay_out, batches, objective, make, group or ProcessGroup(), **options).result()
 
 

@@ -1,12 +1,12 @@
-"""Records with chosen figures, on which findings and figures are tested."""
+"""Records with chosen figures, made of written ones, on which findings and figures are tested."""
 
 import itertools
-import math
 from typing import Any
 
-from dpexp.config.run_config import RunConfig, config_digest
+from dpexp.config.run_config import RunConfig
 from dpexp.record.figures import summarize
 from dpexp.record.record import Record
+from helpers import journals
 
 EPOCH = (30, 30, 30, 10)
 PHASES = {
@@ -19,6 +19,9 @@ PHASES = {
     "optimizer": 0.2,
 }
 """Phases of a usual step of ``whole``, in ms, in order."""
+OF_HYBRID = {"embedding": 0.3, "transfer": 0.02, "dense": 0.4, "loss": 0.1, "backward": 0.5, "optimizer": 0.2}
+OF_WRITTEN = ("experiment", "status", "started", "ended", "environment", "data", "verification")
+"""What these Records have of one that was written."""
 
 
 def chunks(rows: int, count: int) -> list[int]:
@@ -34,7 +37,6 @@ def whole(
     steps: int = 100,
     step_ms: float | None = None,
     modules: int = 1,
-    width: tuple[int, int] = (5, 2),
     virtual: bool = True,
     batches: tuple[int, ...] = EPOCH,
     replica_share: float = 0.9,
@@ -43,50 +45,24 @@ def whole(
     """A finished run of ``whole``; each replica computes ``replica_share`` of parallel_apply."""
     kind = "cpu" if virtual else "cuda"
     devices = [f"{kind}:{index}" for index in range(count)]
-    record = Record(run_id="0123456789ab", name=f"whole-{count}", experiment="dpexp", strategy="whole")
-    record.config = RunConfig("whole", virtual=count if virtual else None, batch_size=batches[0]).to_dict()
-    record.config_digest = config_digest(record.config)
-    record.data = {"name": "random", "samples": sum(batches), "description": "noise", "sha256": "0" * 64}
+    config = RunConfig("whole", virtual=count if virtual else None, batch_size=batches[0])
+    record = _begun(f"whole-{count}", config, devices)
+    record.data["samples"] = sum(batches)
     record.execution = "virtual" if virtual else "real"
-    record.status = "finished"
-    record.started, record.ended = "2026-01-02T03:04:05.000+00:00", "2026-01-02T03:04:09.000+00:00"
-    record.environment = {
-        "python": "3.11.2",
-        "torch": "2.13.0",
-        "cuda": None,
-        "mlflow": None,
-        "os": "Linux",
-        "host": "laptop",
-        "cpu": "A CPU",
-        "threads": 2,
-        "accelerators": [],
-        "git": {"commit": "0" * 40, "branch": "main", "dirty": False},
-        "argv": ["scripts/run.py", "whole"],
-        "packages": {},
-    }
-    record.devices = {"requested": devices, "used": devices, "output": devices[0]}
     names = [""] if modules == 1 else [f"layers.{index}.linear" for index in range(modules)]
-    for name, (parameter, shape) in itertools.product(
-        names, (("weight", [width[1], width[0]]), ("bias", [width[1]]))
-    ):
-        record.device_map.append(parameter_row(name, parameter, shape, devices[0], devices[1:]))
+    written = journals.record("whole")
+    places = {"device": devices[0], "replicas": devices[1:]}
+    record.device_map = [row | {"module": name} | places for name in names for row in written.device_map]
+    bytes_of_row = {key: size // 15 for key, size in written.shapes[1]["bytes"].items()}
     for batch, rows in enumerate(batches):
-        record.shapes.append(shape_row(batch, "", [[rows, width[0]]], [[rows, width[1]]], devices[0]))
+        record.shapes.append(shape_row(batch, "", [[rows, 5]], [[rows, 2]], devices[0]))
         for name in sorted({"", *names}):
             for index, size in enumerate(chunks(rows, count)):
-                row = shape_row(batch, name, [[size, width[0]]], [[size, width[1]]], devices[index], index)
-                record.shapes.append(row | ({} if name else {"bytes": replica_bytes(size, width)}))
+                row = shape_row(batch, name, [[size, 5]], [[size, 2]], devices[index], index)
+                moved = {key: size * each for key, each in bytes_of_row.items()}
+                record.shapes.append(row if name else row | {"bytes": moved})
     measure(record, sum(phases.values()) if step_ms is None else step_ms, steps, batches)
     time_phases(record, phases, devices[: len(chunks(batches[0], count))], replica_share)
-    record.verification = {
-        "checked": True,
-        "dtype": "float64",
-        "output_error": 2.9e-16,
-        "gradient_error": 3.1e-16,
-        "tolerance": 1e-12,
-        "passed": True,
-        "note": None,
-    }
     record.memory = {"cpu": 300_000_000}
     if not virtual:
         record.memory |= dict.fromkeys(devices, 100_000_000)
@@ -96,49 +72,26 @@ def whole(
     return record
 
 
-def hybrid(
-    *,
-    rows: int = 1000,
-    dim: int = 10,
-    virtual: bool = True,
-    phases: dict[str, float] | None = None,
-    sparse: bool = False,
-    ids: int = 1,
-) -> Record:
-    """A finished run of ``hybrid``: a table of ``rows`` x ``dim`` on the host, the linear on one device."""
-    record = whole(1, virtual=virtual)
-    device = record.devices["used"][0]
-    record.strategy, record.name = "hybrid", "hybrid-1"
-    options = {"sparse": sparse}
-    record.config = RunConfig("hybrid", virtual=1 if virtual else None, options=options).to_dict()
-    record.config_digest = config_digest(record.config)
-    record.device_map = [
-        parameter_row("embedding", "weight", [rows, dim], "cpu", []),
-        parameter_row("linear", "weight", [dim, dim], device, []),
-        parameter_row("linear", "bias", [dim], device, []),
-    ]
-    record.shapes = []
-    for batch, size in enumerate(EPOCH):
-        inputs = [[size]] if ids == 1 else [[size, ids]]
-        record.shapes += [
-            shape_row(batch, "", inputs, [[size, dim]], "cpu"),
-            shape_row(batch, "embedding", inputs, [[size, dim]], "cpu"),
-            shape_row(batch, "embedding.transfer", [[size, dim]], [[size, dim]], device)
-            | {"moved": {"cpu": 4 * size * dim}, "moved_back": {"cpu": 4 * size * dim}},
-            shape_row(batch, "linear", [[size, dim]], [[size, dim]], device),
-        ]
-    default = {
-        "embedding": 0.3,
-        "transfer": 0.02,
-        "dense": 0.4,
-        "loss": 0.1,
-        "backward": 0.5,
-        "optimizer": 0.2,
-    }
-    record.timeline, record.phases = [], {}
-    measure(record, sum((phases or default).values()), 100, EPOCH)
-    time_phases(record, phases or default, [], 0.0)
+def hybrid(*, sparse: bool = False) -> Record:
+    """A finished run of ``hybrid``: a table on the host, maybe with sparse gradients, and a linear layer."""
+    written = journals.record("hybrid")
+    config = RunConfig("hybrid", virtual=1, options={"sparse": sparse})
+    record = _begun("hybrid-1", config, written.devices["used"][1:])
+    record.execution, record.memory = "virtual", {"cpu": 300_000_000}
+    record.device_map, record.shapes = written.device_map, written.shapes
+    measure(record, sum(OF_HYBRID.values()), 100, EPOCH)
+    time_phases(record, OF_HYBRID, [], 0.0)
     summarize(record)
+    return record
+
+
+def _begun(name: str, config: RunConfig, devices: list[str]) -> Record:
+    """A Record with this config, and what a written one has of its machine, data, end and verification."""
+    facts = vars(journals.record("whole"))
+    record = Record(run_id="0123456789ab", name=name, **{key: facts[key] for key in OF_WRITTEN})
+    record.strategy, record.config, record.config_digest = config.strategy, config.to_dict(), config.digest()
+    record.environment["argv"] = ["scripts/run.py", config.strategy]
+    record.devices = {"requested": devices, "used": devices, "output": devices[0]}
     return record
 
 
@@ -182,22 +135,6 @@ def time_phases(
         clock += 100.0
 
 
-def parameter_row(
-    module: str, parameter: str, shape: list[int], device: str, replicas: list[str]
-) -> dict[str, Any]:
-    """One row of the device map, float32."""
-    return {
-        "module": module,
-        "parameter": parameter,
-        "kind": "parameter",
-        "shape": shape,
-        "dtype": "float32",
-        "bytes": 4 * math.prod(shape),
-        "device": device,
-        "replicas": replicas,
-    }
-
-
 def shape_row(
     batch: int,
     module: str,
@@ -216,17 +153,6 @@ def shape_row(
         "device": device,
         "inputs": inputs,
         "outputs": outputs,
-    }
-
-
-def replica_bytes(rows: int, width: tuple[int, int]) -> dict[str, int]:
-    """Bytes of a replica's inputs, outputs and their gradients, float32; a model's inputs have none."""
-    outputs = 4 * rows * width[1]
-    return {
-        "inputs": 4 * rows * width[0],
-        "outputs": outputs,
-        "output_gradients": outputs,
-        "input_gradients": 0,
     }
 
 

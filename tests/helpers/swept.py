@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from dpexp.record.fold import load_record
 from dpexp.record.record import Record
 from dpexp.record.runs import folders
 from dpexp.study.experiment import Experiment, load_experiment
@@ -53,5 +54,5 @@ def experiment(folder: Path, waits: str = "slow") -> Experiment:
 
 def runs_of(sweep: Sweep) -> list[Record]:
     """All of its runs, also several of one name, in the order of their starts."""
-    every = map(Record.load, folders(sweep.folder.parent))
+    every = map(load_record, folders(sweep.folder.parent))
     return sorted((run for run in every if run.parent == sweep.folder.name), key=lambda run: run.started)

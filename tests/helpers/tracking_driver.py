@@ -17,8 +17,8 @@ from pathlib import Path
 sys.path[:0] = [str(Path(__file__).resolve().parents[2]), str(Path(__file__).resolve().parents[1])]
 
 from dpexp.config.process import home  # noqa: E402
+from dpexp.record.fold import finish  # noqa: E402
 from dpexp.record.journal import new_run_id  # noqa: E402
-from dpexp.record.record import finish  # noqa: E402
 from dpexp.tracking.follow import Follower  # noqa: E402
 from helpers import journals  # noqa: E402
 

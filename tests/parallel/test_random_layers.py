@@ -49,7 +49,7 @@ def test_layers_that_draw_in_training_are_recognized(module: nn.Module, expected
 
 def put_into_eval_mode(model: nn.Module) -> list[str]:
     """The names of the modules that verification compares in eval mode."""
-    nature = Nature.of(model, lambda quiet: (Step(), False))
+    nature = Nature.of(model, lambda quiet: Step())
     Switch(model).set(nature.batch_norms | nature.drawing)
     return sorted(nature.batch_norms | nature.drawing)
 

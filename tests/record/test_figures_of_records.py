@@ -8,6 +8,7 @@ import pytest
 from helpers.record_factory import hybrid, whole
 
 from dpexp.record.figures import FIGURES, At, figures, largest
+from dpexp.record.fold import load_record
 from dpexp.record.journal import Journal
 from dpexp.record.record import Record
 from dpexp.record.runs import RunSummary
@@ -32,7 +33,7 @@ def test_a_figure_is_one_number_wherever_it_is_shown(kind: str, dpexp_home: Path
     made = KINDS[kind]()
     with Journal(dpexp_home / "runs", made.run_id) as journal:
         journal.set({key: each for key, each in made.to_dict().items() if key != "summary"})
-    record = Record.load(journal.folder)
+    record = load_record(journal.folder)
     view = RecordView(record)
     run = {1: view}
     known = {figure.name: number for figure in FIGURES if (number := figure.number(view)) is not None}

@@ -8,7 +8,7 @@ from helpers.engine_runs import recorded
 from helpers.invariants import broken
 
 from dpexp.config.run_config import RunConfig
-from dpexp.record.record import Record
+from dpexp.record.fold import load_record
 
 COMMITTED = sorted({path.parent for path in ROOT.glob("experiments/*/records/**/*.json")})
 
@@ -36,7 +36,7 @@ def test_a_run_of_each_strategy_keeps_them(
 )
 def test_committed_records_keep_them(folder: Path) -> None:
     for path in folder.glob("*.json"):
-        assert broken(Record.load(path)) == [], path
+        assert broken(load_record(path)) == [], path
 
 
 def test_a_record_that_breaks_them_is_named(dpexp_home: Path) -> None:

@@ -12,7 +12,7 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from dpexp.distributed.faults import MAX_TEXT, error_row
-from dpexp.record.record import Record, finish
+from dpexp.record.fold import finish, load_record
 from dpexp.record.redact import SHORTEST, redact, redact_values
 from dpexp.tracking.store import short_message
 
@@ -114,4 +114,4 @@ def test_credentials_are_in_no_file_of_a_run(runs: Path, monkeypatch: pytest.Mon
             assert not [each for each in ("hunter22", "p@ss", "abcdef", "secret") if each in path.read_text()]
     assert record.damage == []
     assert record.environment["argv"][2] == "postgresql://***@db/x?password=***"
-    assert Record.load(runs / record.run_id) == record
+    assert load_record(runs / record.run_id) == record

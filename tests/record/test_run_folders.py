@@ -6,8 +6,8 @@ import pytest
 from helpers import journals
 
 from dpexp.record.files import PROFILE_TRACE, JournalError
+from dpexp.record.fold import finish, load_record
 from dpexp.record.journal import JOURNAL, RECORD
-from dpexp.record.record import Record, finish
 from dpexp.record.runs import IMPORTED, UnknownRunError, find, import_journal
 
 
@@ -48,7 +48,7 @@ def test_a_run_from_another_machine_joins_the_runs_and_is_marked(runs: Path, tmp
         )
         for name in (JOURNAL, PROFILE_TRACE):
             assert (folder / name).read_bytes() == foreign.with_name(name).read_bytes()
-        assert Record.load(folder) == Record.load(foreign.parent)
+        assert load_record(folder) == load_record(foreign.parent)
 
 
 def test_a_longer_copy_of_a_journal_replaces_a_shorter_one_and_another_is_refused(
@@ -59,7 +59,7 @@ def test_a_longer_copy_of_a_journal_replaces_a_shorter_one_and_another_is_refuse
     half = content[: content.index(b"\n", len(content) // 2) + 1]
     for copy, status in ((half, "killed"), (content, "finished"), (half, "finished")):
         foreign.write_bytes(copy)
-        assert Record.load(import_journal(foreign, runs)).status == status
+        assert load_record(import_journal(foreign, runs)).status == status
     with pytest.raises(JournalError, match="different journals of one run id"):
         import_journal(journals.complete(tmp_path / "others", "grown", name="other"), runs)
     assert not (journals.complete(runs, "ours").with_name(IMPORTED)).exists()

@@ -1,28 +1,24 @@
 """Bytes moved: what the Record of a run says is what was sent, forward and backward, for every strategy."""
 
 from collections import Counter
-from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from helpers import journals
 from helpers.command_lines import HELPERS
-from helpers.in_ranks import in_ranks
-from helpers.record_factory import whole
+from helpers.engine_runs import recorded
+from helpers.in_ranks import in_ranks, records
 from torch import distributed, nn
 
 from dpexp.config.run_config import RunConfig
-from dpexp.config.strategy_options import RankOptions
-from dpexp.data.batch import Batch
 from dpexp.distributed.group import ProcessGroup
-from dpexp.engine.observations import Observations
-from dpexp.engine.prepare import prepare
 from dpexp.measurement.collectives import CountCollectives
-from dpexp.record.record import Record, Row
+from dpexp.record.record import Record
 from dpexp.record.view import RecordView
-from dpexp.timing import Timer
-from dpexp.training.trainer import Trainer
 
+SHORT: dict[str, Any] = {"batch_size": 10, "check": False, "warmup": 0, "steps": 2, "phase_steps": 1}
 RANK_CASES = {
     "ddp": {"strategy": "ddp"},
     "ddp unused": {"strategy": "ddp", "find_unused": True},
@@ -35,10 +31,10 @@ RANK_CASES = {
     "tensor parallel": {
         "strategy": "custom",
         "layout": f"{HELPERS / 'layouts.py'}:tensor_parallel",
+        "mesh": "tp=2",
         "model": "blocks:hidden=42",
     },
 }
-SHAPE = {"model": f"{__file__}:Counted", "batch_size": 10, "data": "random:samples=20", "devices": "cpu"}
 
 
 class Counted(nn.Module):
@@ -61,43 +57,6 @@ class Counted(nn.Module):
         return self.block3(self.block2(self.block2(hidden)))
 
 
-def counted(group: ProcessGroup, case: str) -> dict[str, int]:
-    """The bytes that the third step of a run sends over all ranks, by what and phase."""
-    mesh = {"mesh": f"tp={group.size}"} if case == "tensor parallel" else {}
-    config = RunConfig.from_dict(SHAPE | RANK_CASES[case] | mesh)
-    assert isinstance(config.options, RankOptions)
-    if mesh:
-        group = ProcessGroup(config.options.mesh_of(group.size))
-    prepared = prepare(config, group=group)
-    placed = prepared.strategy.place(prepared.model, prepared.selection.used, Timer())
-    observations = Observations(prepared, placed)
-    record = Record(strategy=config.strategy, config=config.to_dict(), devices=observations.device_facts())
-    record.device_map, record.shapes = observations.device_map(), observations.shapes()
-    record.phases = {"allreduce": [1.0]}  # DistributedDataParallel times it by itself
-    trainer = prepared.trainer(placed)
-    trainer.take_steps(islice(prepared.local_batches(0), 2))
-    batch = next(prepared.local_batches(0))
-    record.summary["collectives"] = of_all_ranks(group, sent(trainer, batch))
-    found: dict[str, int] = {}
-    for move in RecordView(record).moves:
-        if move.bytes and move.what != "transfer":
-            kind = f"{move.name} in {move.phase}"
-            found[kind] = found.get(kind, 0) + move.bytes
-    return found
-
-
-def of_all_ranks(group: ProcessGroup, rows: list[Row]) -> list[Row]:
-    """The rows of every rank, as the engine records them."""
-    by_rank = group.all_gather(rows)
-    return [{"rank": rank, "batch": 0, **row} for rank, of_rank in enumerate(by_rank) for row in of_rank]
-
-
-def sent(trainer: Trainer, batch: Batch) -> list[Row]:
-    with trainer.placed.timer.names() as phases, CountCollectives(phases) as count:
-        trainer.step(batch)
-    return count.rows()
-
-
 def sent_to_the_next(group: ProcessGroup) -> list[dict[str, object]]:
     """What is counted of 100 numbers that every rank sends to the next, as the stages of a pipeline do."""
     with CountCollectives() as count:
@@ -109,12 +68,21 @@ def sent_to_the_next(group: ProcessGroup) -> list[dict[str, object]]:
     return count.rows()
 
 
-def test_what_ranks_send_is_counted() -> None:
-    ranks = 2
-    of_rank = in_ranks(ranks, __file__, "sent_to_the_next", *(f"counted:{case}" for case in RANK_CASES))
-    (sent,) = of_rank.pop("sent_to_the_next")[0]
+def of_ranks(record: Record) -> Counter[str]:
+    """The bytes that a step sends over all ranks, by what and phase."""
+    counted = Counter[str]()
+    for move in RecordView(record).moves:
+        if move.what != "transfer":
+            counted[f"{move.name} in {move.phase}"] += move.bytes
+    return counted
+
+
+def test_what_ranks_send_is_counted(dpexp_home: Path) -> None:
+    ranks, shape = 2, {"model": f"{__file__}:Counted", "data": "random:samples=20", "devices": "cpu", **SHORT}
+    (sent,) = in_ranks(ranks, __file__, "sent_to_the_next")["sent_to_the_next"][0]
     assert (sent["what"], sent["bytes"]) == ("send", 400)
-    found = {case.partition(":")[2]: by_rank[0] for case, by_rank in of_rank.items()}
+    ran = records(ranks, *(shape | options for options in RANK_CASES.values()))
+    found = {case: of_ranks(record) for case, record in zip(RANK_CASES, ran, strict=True)}
     tensor_parallel = found.pop("tensor parallel")
     rows, numbers, float32 = 10, 42, 4
     assert tensor_parallel["all-reduce in forward"] == 2 * (ranks - 1) * rows * numbers * float32
@@ -194,23 +162,12 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, int]]] = {
 }
 
 
-def observed(options: dict[str, Any]) -> Record:
-    """The Record of a run that ends after it has observed its model."""
-    shape = {"model": f"{__file__}:Net", "batch_size": 10, "data": "random:samples=24", "virtual": 2}
-    config = RunConfig.from_dict(shape | options)
-    prepared = prepare(config)
-    placed = prepared.strategy.place(prepared.model, prepared.selection.used, Timer())
-    found = Observations(prepared, placed)
-    record = Record(strategy=config.strategy, config=config.to_dict(), devices=found.device_facts())
-    record.device_map, record.shapes = found.device_map(), found.shapes()
-    return record
-
-
 @pytest.mark.parametrize("case", CASES)
-def test_copies_move_the_bytes_of_their_tensors_forward_and_backward(case: str) -> None:
+def test_copies_move_the_bytes_of_their_tensors_forward_and_backward(case: str, dpexp_home: Path) -> None:
     options, expected = CASES[case]
+    shape = {"model": f"{__file__}:Net", "data": "random:samples=24", "virtual": 2, **SHORT}
     counted = Counter[str]()
-    for move in RecordView(observed(options)).moves:
+    for move in RecordView(recorded(dpexp_home, RunConfig.from_dict(shape | options))).moves:
         counted[move.name] += move.bytes
     assert counted == expected
 
@@ -219,26 +176,17 @@ COUNTED = [
     {"rank": 0, "batch": 0, "what": "all-reduce", "phase": "backward", "backward": True, "bytes": 48},
     {"rank": 0, "batch": 3, "what": "all-reduce", "phase": "backward", "backward": True, "bytes": 16},
     {"rank": 1, "batch": 0, "what": "all-to-all", "phase": "ids", "backward": False, "to": 0, "bytes": 8},
-    {"rank": 2, "batch": 0, "what": "broadcast", "phase": "forward", "backward": False, "bytes": 6},
 ]
 
 
-def ranks(record: Record) -> Record:
-    members = [{"rank": rank, "host": "a", "device": f"cpu:{rank}"} for rank in range(3)]
-    record.devices["ranks"], record.summary["collectives"] = members, COUNTED
-    record.config["strategy"] = record.strategy = "ddp"
-    return record
-
-
 def test_collectives_belong_to_the_phase_that_they_ran_in() -> None:
-    record = ranks(whole(3))
-    record.phases["allreduce"] = [1.0]  # DistributedDataParallel times it by itself
+    record = journals.record("ddp")
+    record.summary["collectives"] = COUNTED
     view = RecordView(record)
     sent = [(move.name, move.phase, move.source, move.target, move.bytes) for move in view.moves]
     assert sent == [
         ("all-reduce backward", "allreduce", "cpu:0", "cpu:1", 48),
         ("all-to-all", "ids", "cpu:1", "cpu:0", 8),
-        ("broadcast", "forward", "cpu:2", "cpu:0", 6),
     ]
-    assert view.bytes_moved == 62
-    assert view.bytes_by_phase == {"allreduce": 48, "ids": 8, "forward": 6}
+    assert view.bytes_moved == 56
+    assert view.bytes_by_phase == {"allreduce": 48, "ids": 8}

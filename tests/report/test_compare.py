@@ -12,8 +12,9 @@ from helpers.command_lines import script
 from helpers.record_factory import hybrid, whole
 
 from dpexp.record.figures import At, figures
+from dpexp.record.fold import finish, load_record
 from dpexp.record.journal import Journal
-from dpexp.record.record import Record, finish
+from dpexp.record.record import Record
 from dpexp.report import table, terminal
 from dpexp.report.compare import Comparison, compare
 from dpexp.report.intervals import Interval
@@ -71,7 +72,7 @@ def test_runs_are_ranked_fastest_first_over_the_single_device(save: Save) -> Non
     speed_up = group.ranked[0].speed_up(group.baseline)
     assert speed_up.low < 2.0 < speed_up.high
     found = text(compared)
-    assert "30 rows, float32; 2026-01-02 03:04\n" in found
+    assert "30 rows, float32; 2026-11-28 18:53\n" in found
     assert "whole-2 is the fastest: 2.00x [1.9" in found
     assert re.search(r"whole-2 +400000000000 +3 +whole +2 ", found)
     assert re.search(r"whole-4 .* slower ", found)
@@ -114,7 +115,7 @@ def test_nothing_is_ranked_where_a_run_cannot_be_judged(save: Save) -> None:
     assert not re.search("fastest|shortest", found)
     assert re.search(r"^ +whole-2 +\d+ .* -  ", found, re.MULTILINE), "no speed-up of it"
     assert re.search(r"^ +whole-4 +\d+ .*x from one run each  ", found, re.MULTILINE), "two that are judged"
-    runs = {f"{name}.r1": Record.load(folder) for name, folder in zip("ab", judged, strict=True)}
+    runs = {f"{name}.r1": load_record(folder) for name, folder in zip("ab", judged, strict=True)}
     assert len(speed_ups(runs)) == 2
     assert speed_ups({"a.r1": runs["a.r1"], "c.r1": unsure})[0]["run"] == runs["a.r1"].run_id
     assert len(speed_ups({"a.r1": runs["a.r1"], "c.r1": unsure})) == 1

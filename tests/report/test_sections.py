@@ -36,7 +36,7 @@ def test_a_report_has_its_sections_in_order() -> None:
     assert titles(report.summary(whole(2), width=100, full=True)) == [short[0], "Verified", *short[1:]]
 
 
-def test_a_report_begins_with_a_verdict_and_five_lines_of_figures() -> None:
+def test_a_report_begins_with_a_verdict_and_six_lines_of_figures() -> None:
     record = whole(3, phases=PHASES | {"replicate": 5.0})
     lines = report.summary(record, width=120).splitlines()
     median, iqr = (units.ms(record.summary["step_ms"][key]) for key in ("median", "iqr"))
@@ -47,10 +47,11 @@ def test_a_report_begins_with_a_verdict_and_five_lines_of_figures() -> None:
         "model linear, data random, batches of 30, float32, seed 0",
         r"median of 75 steps of 30 rows; left out: 25 of 10 rows \(last of each epoch\)",
         r"[\d,]+ samples/s on this CPU; [\d,]+ samples/s by wall clock; loss 1 \(initial\), 0.01 \(final\)",
-        "errors to a single device: outputs 2.9e-16, gradients 3.1e-16; limit 1e-12",
+        r"errors to a single device: outputs 0.0e\+00, gradients 5.3e-16; limit 1e-12",
+        r"training steps checked in float32: outputs 0.0e\+00, gradients 9.4e-07; limit 1e-05",
     ]
-    assert all(re.fullmatch(f"  {start}", line) for start, line in zip(starts, lines[2:7], strict=True))
-    assert lines[7] == ""
+    assert all(re.fullmatch(f"  {start}", line) for start, line in zip(starts, lines[2:8], strict=True))
+    assert lines[8] == ""
 
 
 def test_a_failed_verification_is_shown_with_its_cause_and_figures_that_are_not_finite() -> None:

@@ -11,8 +11,8 @@ import pytest
 from helpers import swept
 from helpers.command_lines import PATIENCE_S, script, shared, wait
 
+from dpexp.record.fold import load_record
 from dpexp.record.journal import JOURNAL, RECORD
-from dpexp.record.record import Record
 from dpexp.study.sweep import Sweep
 
 
@@ -37,7 +37,7 @@ def test_a_sweep_that_is_killed_ends_its_run_and_resume_runs_the_rest(
     wait_until(lambda: not slow.is_running() or slow.status() == psutil.STATUS_ZOMBIE)
     sweep = Sweep.latest(experiment.plan)
     assert sweep is not None
-    assert Record.load(sweep.folder).status == "killed"
+    assert load_record(sweep.folder).status == "killed"
     assert [run.name for run in sweep.missing()][:1] == ["slow.r1"]
     (experiment.folder / "fixed").touch()
     done = script("sweep.py", experiment.folder, "--no-track", "--resume")
@@ -47,9 +47,9 @@ def test_a_sweep_that_is_killed_ends_its_run_and_resume_runs_the_rest(
     assert finished == Counter(run.name for run in experiment.plan.order)
     before = len(swept.runs_of(sweep))
     cut_off_the_end(sweep.folder)  # as if it had been killed after its last run
-    assert Record.load(sweep.folder).status == "killed"
+    assert load_record(sweep.folder).status == "killed"
     assert script("sweep.py", experiment.folder, "--no-track", "--resume").returncode == 0
-    assert Record.load(sweep.folder).status == "finished"
+    assert load_record(sweep.folder).status == "finished"
     assert len(swept.runs_of(sweep)) == before
 
 

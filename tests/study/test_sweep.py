@@ -12,6 +12,7 @@ from helpers.record_factory import whole
 from dpexp.config.errors import ConfigError
 from dpexp.config.run_config import RunConfig
 from dpexp.engine.facts import lock
+from dpexp.record.fold import load_record
 from dpexp.record.journal import RECORD
 from dpexp.record.record import Record
 from dpexp.study.experiment import Experiment, load_experiment
@@ -68,7 +69,7 @@ def test_a_failed_run_does_not_stop_the_sweep_and_resume_runs_only_it(experiment
         ("quick", True, ""): 2,
         ("fragile", False, "killed by SIGKILL"): 2,
     }
-    parent = Record.load(sweep.folder)
+    parent = load_record(sweep.folder)
     assert (parent.status, parent.summary["done"], len(parent.summary["speed_ups"])) == ("finished", 4, 4)
     assert {(run.parent, run.experiment) for run in swept.runs_of(sweep)} == {(sweep.folder.name, "small")}
     with pytest.raises(ConfigError, match="2 runs are missing"):
@@ -96,7 +97,7 @@ def test_published_records_are_those_that_the_runs_wrote(experiment: Experiment)
     for run in completed:
         assert isinstance(run.record, Record)
         written = sweep.folder.with_name(run.record.run_id)
-        assert published[run.planned.name] == Record.load(written)
+        assert published[run.planned.name] == load_record(written)
         if run.planned.round == 1:
             assert (folder / f"{run.planned.cell}.json").read_bytes() == (written / RECORD).read_bytes()
     assert published["by-hand.r2"] == whole(3), "the cell of a program"

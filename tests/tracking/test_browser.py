@@ -19,7 +19,7 @@ from helpers.servers import free_port
 from helpers.tracking_processes import TIMEOUT_S, wait_until_gone
 from playwright.sync_api import Browser, Page, expect
 
-from dpexp.record.record import finish
+from dpexp.record.fold import finish
 
 TIMEOUT_MS = 300_000
 RUN = ("whole", "--model", f"{HELPERS}/slow_model.py:factory", "--virtual", 2, "--steps", 6, "--warmup", 1)

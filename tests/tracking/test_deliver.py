@@ -28,8 +28,9 @@ from dpexp import report
 from dpexp.config.run_config import RunConfig
 from dpexp.record.figures import At, figures
 from dpexp.record.files import PROFILE_TABLE, PROFILE_TRACE
+from dpexp.record.fold import finish, fold
 from dpexp.record.journal import JOURNAL
-from dpexp.record.record import Record, finish, fold
+from dpexp.record.record import Record
 from dpexp.record.runs import import_journal
 from dpexp.record.view import RecordView
 from dpexp.tracking import content, deliver
@@ -68,7 +69,6 @@ def test_a_run_arrives_complete(home: Path, uri: str) -> None:
     journal = journals.begin(home / "runs", "complete")
     journals.observe(journal)
     journals.step(journal, 0, 100)
-    journal.set(memory={"cpu": 250_000_000, "cuda:0": 1_500_000_000})
     journals.phases(journal)
     for name in (PROFILE_TRACE, PROFILE_TABLE):
         (journal.folder / name).write_text("of the profiler")
@@ -77,17 +77,18 @@ def test_a_run_arrives_complete(home: Path, uri: str) -> None:
     assert found["experiment"] == "dpexp"
     assert (found["name"], found["status"]) == (record.name, "FINISHED")
     assert found["times"] == (content.to_epoch_ms(record.started), content.to_epoch_ms(record.ended))
-    assert found["params"] == {"strategy": "whole", "model": "linear", "virtual": "2"}
+    of_run = {"steps": "8", "warmup": "1", "phase_steps": "4"}
+    assert found["params"] == {"strategy": "whole", "model": "linear", "virtual": "2", **of_run}
     stored = {key: {step: value for step, value, _ in rows} for key, rows in found["metrics"].items()}
     assert stored == expected_metrics(record)
     assert list(stored["loss"].values()) == record.steps["loss"]
     assert stored["accuracy"] == {0: 0.5, 1: 0.75}
     assert stored["step_ms"][0] == pytest.approx(record.summary["step_ms"]["median"], rel=1e-3)
     tags = found["tags"]
-    assert (tags["dpexp.run_id"], tags["dpexp.verified"], tags["git.dirty"]) == ("complete", "True", "True")
-    assert tags["mlflow.source.git.commit"] == "0123abcd"
+    assert (tags["dpexp.run_id"], tags["dpexp.verified"], tags["git.dirty"]) == ("complete", "True", "False")
+    assert tags["mlflow.source.git.commit"] == "0" * 40
     assert "whole" in tags["mlflow.note.content"]
-    assert found["datasets"] == [("random", ("ab" * 32)[:36])]
+    assert found["datasets"] == [("random", record.data["sha256"][:36])]
     assert json.loads(found["artifacts"]["record.json"]) == record.to_dict()
     drawn = {"timeline.html", "phases.png", "layout.png", "trace.json"}
     drawn |= {"shapes.json", "device_map.json", PROFILE_TRACE, PROFILE_TABLE}
@@ -278,16 +279,15 @@ def test_only_the_points_after_the_byte_that_the_ledger_remembers_are_sent(home:
     journals.step(journal, 50, 50)
     journals.end(journal)
     sent = []
-    upload = Upload(store_of(home), journal.folder)
-    upload._log_points = sent.extend  # type: ignore[method-assign]
-    upload.send_points()
+    store: Any = store_of(home)
+    store.client.log_points = lambda _, points: sent.extend(points)
+    Upload(store, journal.folder).send_points()
     assert {point.step for point in sent} == set(range(50, 100))
     for _ in range(2):
         assert deliver.deliver(store_of(home), journal.folder).complete
     assert steps_of(uri, "resumed") == list(range(100))
-    upload = Upload(store_of(home), journal.folder)
-    upload._log_points = pytest.fail  # type: ignore[method-assign]
-    upload.send_points()
+    store.client.log_points = pytest.fail
+    Upload(store, journal.folder).send_points()
 
 
 @pytest.mark.parametrize("arrives", [False, True], ids=["lost", "arrived"])
@@ -340,10 +340,10 @@ def test_two_homes_with_copies_of_a_journal_make_one_run(
     original = journals.complete(tmp_path / "a" / "runs", "both").parent
     shutil.copytree(original, tmp_path / "b" / "runs" / "both")
     folders = [tmp_path / name / "runs" / "both" for name in ("a", "b")]
-    uploads = [Upload(store_of(folder.parents[1]), folder) for folder in folders]
-    for each in uploads:
-        each._find = lambda experiment: None  # type: ignore[method-assign]
-    created = [each.send_points().info.run_id for each in uploads]
+    with monkeypatch.context() as neither_looks:
+        neither_looks.setattr(deliver, "find", lambda *search: None)
+        uploads = [Upload(store_of(folder.parents[1]), folder) for folder in folders]
+        created = [each.send_points().info.run_id for each in uploads]
     assert len(mlflow_runs(uri, "both")) == 2
     for folder in folders:
         assert deliver.deliver(store_of(folder.parents[1]), folder).complete

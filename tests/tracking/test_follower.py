@@ -13,8 +13,8 @@ from helpers.command_lines import script
 from helpers.mlflow_reader import artifact_folder, everything, losses, only_run
 from helpers.tracking_processes import drive, wait_until
 
+from dpexp.record.fold import WITHOUT_END, fold, load_record
 from dpexp.record.journal import JOURNAL, RECORD
-from dpexp.record.record import WITHOUT_END, Record, fold
 from dpexp.tracking import ledger
 from dpexp.tracking.deliver import Upload
 from dpexp.tracking.follow import Follower
@@ -57,7 +57,7 @@ def test_however_a_run_dies_it_ends_in_mlflow(
 ) -> None:
     driver = drive(how)
     assert driver.wait() == code
-    record = Record.load(dpexp_home / "runs" / driver.run_id)
+    record = load_record(dpexp_home / "runs" / driver.run_id)
     assert record.status == status
     assert record.steps["loss"] == losses(uri, driver.run_id) == [1 / (1 + i) for i in range(50)]
     found = everything(uri, driver.run_id)
@@ -101,7 +101,7 @@ def test_sync_closes_a_run_that_died_with_its_follower(dpexp_home: Path, runs: P
     synced = script("runs.py", "sync")
     assert synced.returncode == 0, synced.stderr
     assert "closed: killed, 50 steps recorded" in synced.stdout
-    record = Record.load(journal.folder)
+    record = load_record(journal.folder)
     assert (record.status, record.error) == ("killed", WITHOUT_END)
     found = everything(uri, "died")
     assert found["status"] == "KILLED"

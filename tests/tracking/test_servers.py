@@ -15,8 +15,8 @@ from helpers.mlflow_reader import everything, only_run, steps_of
 from helpers.servers import Proxy, mlflow_server
 from helpers.tracking_processes import DRIVER, TIMEOUT_S, drive, wait_until
 
+from dpexp.record.fold import load_record
 from dpexp.record.journal import JOURNAL
-from dpexp.record.record import Record
 from dpexp.tracking.deliver import LOG
 from dpexp.tracking.ledger import LEDGER
 
@@ -72,7 +72,7 @@ def test_a_server_that_is_away_costs_the_run_nothing_and_its_login_is_nowhere(
     assert driver.wait() == 3
     assert "cannot be used: connection refused" in delivery["message"]
     assert f"runs.py sync {driver.run_id}" in delivery["message"]
-    assert len(Record.load(dpexp_home / "runs" / driver.run_id).steps["loss"]) == 50
+    assert len(load_record(dpexp_home / "runs" / driver.run_id).steps["loss"]) == 50
     assert not secrets_in(dpexp_home, commands, delivery["message"].encode())
     late = script("runs.py", "sync", driver.run_id, MLFLOW_TRACKING_URI=f"http://127.0.0.1:{server}")
     assert late.returncode == 0, late.stderr

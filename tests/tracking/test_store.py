@@ -10,7 +10,7 @@ from helpers.command_lines import script
 from helpers.mlflow_reader import everything
 from helpers.tracking_processes import drive
 
-from dpexp.record.record import Record
+from dpexp.record.fold import load_record
 from dpexp.tracking import store
 from dpexp.tracking.store import Store, StoreError, create_file
 
@@ -80,7 +80,7 @@ def test_a_store_that_cannot_be_used_leaves_the_journal(dpexp_home: Path) -> Non
     assert synced.returncode == 3
     assert message in synced.stderr
     assert "Traceback" not in synced.stderr
-    assert len(Record.load(journal.parent).steps["loss"]) == 100
+    assert len(load_record(journal.parent).steps["loss"]) == 100
 
 
 def test_a_mistyped_store_directory_is_not_created(
@@ -100,7 +100,7 @@ def test_a_full_store_is_named_and_the_run_ends(dpexp_home: Path, tmp_path: Path
     assert str(folder) in delivery["message"]
     assert "disk is full" in delivery["message"]
     assert driver.wait() == 3
-    assert len(Record.load(dpexp_home / "runs" / driver.run_id).steps["loss"]) == 20
+    assert len(load_record(dpexp_home / "runs" / driver.run_id).steps["loss"]) == 20
 
 
 def test_artifacts_that_cannot_be_written_are_named_and_come_later(home_with_store: Path) -> None:

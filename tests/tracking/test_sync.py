@@ -8,7 +8,7 @@ from helpers.command_lines import script
 from helpers.mlflow_reader import everything, mlflow_runs, only_run, steps_of
 from mlflow.tracking import MlflowClient
 
-from dpexp.record.record import finish
+from dpexp.record.fold import finish
 from dpexp.tracking import ledger
 from dpexp.tracking.sync import sync
 

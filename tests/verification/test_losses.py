@@ -95,7 +95,7 @@ def test_prove_takes_the_loss_of_the_forward() -> None:
 def test_the_standard_losses_take_any_reduction(reduction: str, shape: tuple[int, ...]) -> None:
     outputs, targets = torch.randn(*shape, 3, dtype=torch.float64), torch.randint(3, shape)
     objective = Objective(reduction=reduction)
-    expected = objective.on_one_device(outputs, targets)
+    _, expected = objective.probed(outputs, targets)
     for count in (2, 4, 6):
         shards = zip(outputs.chunk(count), targets.chunk(count), strict=True)
         losses = torch.stack([objective.loss(*shard) for shard in shards])
@@ -103,13 +103,13 @@ def test_the_standard_losses_take_any_reduction(reduction: str, shape: tuple[int
 
 
 def test_a_vector_is_a_loss_only_after_a_single_device_gave_a_scalar() -> None:
-    objective = Objective(loss=lambda outputs, targets: outputs)
+    objective = Objective.of(loss=lambda outputs, targets: outputs)
     with pytest.raises(ConfigError, match="must be a scalar"):
-        objective.on_one_device(torch.zeros(3), torch.zeros(3))
+        objective.probed(torch.zeros(3), torch.zeros(3))
     with pytest.raises(ConfigError, match="must be a scalar"):
         objective.loss(torch.zeros(3), torch.zeros(3))
-    objective.on_one_device(torch.zeros(()), torch.zeros(3))
-    assert objective.loss(torch.tensor([1.0, 4.0]), torch.zeros(3)).item() == pytest.approx(2.0)
+    known, _ = objective.probed(torch.zeros(()), torch.zeros(3))
+    assert known.loss(torch.tensor([1.0, 4.0]), torch.zeros(3)).item() == pytest.approx(2.0)
 
 
 # --- accumulated losses ----------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from dpexp.config.errors import VerificationError
 from dpexp.config.run_config import RunConfig
 from dpexp.distributed.faults import error_row
 from dpexp.distributed.launch import error_of
+from dpexp.record.fold import load_record
 from dpexp.record.record import Record
 
 STEPS: dict[str, Any] = {"steps": 6, "warmup": 5, "phase_steps": 0, "threads": 1}
@@ -30,7 +31,7 @@ def failed(dpexp_home: Path, layout: Callable[..., nn.Module], **options: Any) -
     )
     with pytest.raises(VerificationError) as error:
         recorded(dpexp_home, config)
-    record = Record.load(dpexp_home / "runs" / "run")
+    record = load_record(dpexp_home / "runs" / "run")
     assert record.verification["passed"] is False
     assert record.verification["cause"] == error.value.cause
     record.error = error_row(error.value)

@@ -15,10 +15,9 @@ import dpexp
 from dpexp import devices
 from dpexp.config.errors import ConfigError
 from dpexp.config.run_config import RunConfig
-from dpexp.copies import hooked_parameters
 from dpexp.engine.prepare import prepare
 from dpexp.engine.prepared import Prepared
-from dpexp.engine.verify import batches, row, verify
+from dpexp.engine.verify import batches, verify
 from dpexp.measurement.observe import observe
 from dpexp.report.verification import unreached
 from dpexp.strategies.base import Strategy
@@ -72,17 +71,6 @@ def test_every_layout_equals_the_single_device_to_rounding(strategy: str, count:
     assert (result.passed, result.dtype) == (True, torch.float64)
     assert result.worst["outputs"].error < 1e-15
     assert result.worst["gradients"].error < 1e-14
-
-
-def test_a_right_layout_trains_as_a_single_device_and_its_model_stays() -> None:
-    model = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 2))
-    before = copy.deepcopy(model.state_dict())
-    result = proof_result(model, optimizer=torch.optim.Adam)
-    assert (result.passed, result.steps) == (True, 3)
-    assert {"outputs", "loss", "gradients", "parameters", "updates", "optimizer"} >= result.worst.keys()
-    assert all(each.error < 1e-13 for each in result.worst.values())
-    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
-    assert all(parameter.grad is None for parameter in model.parameters())
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the compiler itself
@@ -213,16 +201,6 @@ class Masked(nn.Module):
         return self.fc(x)
 
 
-def test_a_copy_of_a_model_keeps_the_hooks_on_its_parameters() -> None:
-    model = Masked()
-    copy_of_it = copied(model, torch.float64)
-    assert hooked_parameters(copy_of_it) == ["fc.weight", "fc.bias"]
-    copy_of_it(torch.ones(1, 5, dtype=torch.float64)).sum().backward()
-    assert torch.equal(copy_of_it.fc.weight.grad, torch.full((2, 5), 0.5, dtype=torch.float64))
-    assert torch.equal(copy_of_it.fc.bias.grad, torch.full((2,), 3.0, dtype=torch.float64))
-    assert (model.finished, copy_of_it.finished) == (0, 1)
-
-
 @pytest.mark.parametrize("strategy", ["whole", "place"])
 def test_hooks_on_parameters_are_part_of_what_is_verified(strategy: str) -> None:
     options = {"place": ["*=cpu"]} if strategy == "place" else {}
@@ -254,12 +232,14 @@ def test_a_copy_casts_floats_keeps_ties_and_shares_nothing() -> None:
 
 def test_the_record_has_the_step_and_the_tensor_of_the_largest_error() -> None:
     prepared = prepare(RunConfig("whole", virtual=2))
-    found = row(verify(prepared))
+    found = verify(prepared).entry()
     assert (found["checked"], found["passed"], found["steps"]) == (True, True, 3)
     errors = [error for key, error in found.items() if key.endswith("_error") and error is not None]
     assert len(errors) == 5, "the model has no buffers, and SGD keeps nothing"
     assert found["worst"]["error"] == max(errors)
-    failed = row(check(prepared, Planted(place_wrong=wrapped("", lambda module, inputs: 2 * module(inputs)))))
+    failed = check(
+        prepared, Planted(place_wrong=wrapped("", lambda module, inputs: 2 * module(inputs)))
+    ).entry()
     assert (failed["checked"], failed["passed"], failed["steps"]) == (True, False, 1)
     assert (failed["worst"]["kind"], failed["worst"]["step"]) == ("outputs", 1)
 

@@ -19,7 +19,6 @@ import dpexp
 from dpexp.config.run_config import RunConfig
 from dpexp.distributed.group import ProcessGroup
 from dpexp.engine.prepare import prepare
-from dpexp.verification.diagnosis.found import Found, located
 
 # --- models, losses and optimizers ----------------------------------------------------------------------
 
@@ -315,6 +314,7 @@ def test_a_run_is_verified_in_all_its_parts_or_says_what_is_wrong(name: str) -> 
     assert found["error"] == ""
     of_run = found["verification"]
     assert [part["passed"] for part in (of_run, of_run["first_steps"], of_run["last_step"])] == [True] * 3
+    assert "the same random numbers" not in of_run["note"], "dpexp seeds each rank differently"
 
 
 @pytest.mark.parametrize("name", NOTED)
@@ -322,13 +322,6 @@ def test_what_a_run_does_not_compare_is_named(name: str) -> None:
     found = result(name)
     assert (found["error"], found["verification"]["checked"]) == ("", name in CHECKED)
     assert NOTED[name][1] in found["verification"]["note"]
-
-
-def test_dpexp_seeds_each_rank_differently() -> None:
-    found = result("drops")
-    assert found["error"] == ""
-    assert found["verification"]["first_steps"]["passed"]
-    assert "the same random numbers" not in found["verification"]["note"]
 
 
 # --- proofs ---------------------------------------------------------------------------------------------
@@ -377,21 +370,3 @@ def test_a_layout_is_verified_or_says_what_is_wrong(name: str) -> None:
     *where, words = PROOFS[name][3] or ("",)
     assert of_first_rank[:-1] == where
     assert words in "".join(of_first_rank[-1:])
-
-
-def agreed(group: ProcessGroup) -> list[str]:
-    """Rank 1 raises before its second gathering; afterwards all are together again."""
-
-    def search() -> Found:
-        group.together(lambda: 0)
-        return Found(str(group.together(lambda: 1 // (1 - group.rank))))
-
-    searches = {"the first module": search, "the next": lambda: Found("found")}
-    return [located(what, each).text for what, each in searches.items()]
-
-
-def test_an_error_while_ranks_locate_a_difference_is_described_by_all() -> None:
-    (first, second), other = in_ranks(2, HERE, "agreed")["agreed"]
-    assert [first, second] == other
-    assert first.startswith("the first module: not located, rank 1 raised ZeroDivisionError: ")
-    assert second == "found"

@@ -24,40 +24,43 @@ from dpexp.training.optimizers import OwnOptimizer
 from dpexp.training.trainer import Trainer
 from dpexp.verification.compare import Limits
 from dpexp.verification.diagnosis.locate import Locator
-from dpexp.verification.judge import Judge
-from dpexp.verification.model_copy import copied
-from dpexp.verification.single_device import SingleDevice, in_dtype
-from dpexp.verification.take import Take
+from dpexp.verification.model_copy import copied, in_dtype
+from dpexp.verification.sides import FullTensors, Sides
+from dpexp.verification.single_device import SingleDevice
+from dpexp.verification.take import take_step
+from dpexp.verification.trial import Trial
 
 
 def test_parameters_that_change_between_two_steps_are_found_by_the_next() -> None:
     model = Net().double()
-    take = taken(model)
+    sides, trial = both_of(model), Trial()
     batches = [in_dtype(batch, torch.float64) for batch in random_batches(8, 5, 8)]
-    assert [take.step(batch, batch) for batch in batches[:2]] == [None, None]
+    for batch in batches[:2]:
+        trial = take_step(sides, trial, batch, batch)
+    assert (trial.failure, trial.compared) == (None, 2)
     with torch.no_grad():
         model.second.weight += 1e-9
-    failure = take.step(batches[2], batches[2])
+    failure = take_step(sides, trial, batches[2], batches[2]).failure
     assert failure is not None
     assert failure.text.startswith("parameter 'second.weight' is not as the step before has left it")
 
 
-def taken(model: nn.Module) -> Take:
-    """A take of the model itself, beside a copy."""
-    objective = Objective(loss=functional.mse_loss)
+def both_of(model: nn.Module) -> Sides:
+    """The model itself as a layout, beside a copy."""
+    objective = Objective.of(loss=functional.mse_loss)
     optimizer = OwnOptimizer(partial(torch.optim.SGD, lr=0.1))
-    single = SingleDevice(copied(model, torch.float64), objective, optimizer)
+    single = SingleDevice(copied(model, torch.float64), optimizer)
     layout = Trainer(on_host(model), objective.loss, optimizer)
-    return Take(layout, single, Judge(Limits(1e-12), layout.group), objective)
+    return Sides(layout, objective, single, FullTensors(layout), Limits(1e-12))
 
 
 def test_a_step_that_is_taken_again_draws_the_same_random_numbers() -> None:
     model = nn.Sequential(nn.Linear(5, 8), nn.Dropout(0.5), nn.Linear(8, 2)).double()
-    take = taken(model)
+    sides = both_of(model)
     model[2].register_forward_hook(lambda module, args, outputs: outputs * 1.001)
-    failure = take.step(*[in_dtype(random_batches(8)[0], torch.float64)] * 2)
+    failure = take_step(sides, Trial(), *[in_dtype(random_batches(8)[0], torch.float64)] * 2).failure
     assert failure is not None
-    assert Locator(take, failure, model).find().module == "2"
+    assert Locator(sides, failure, model).find().module == "2"
 
 
 class Dead(nn.Sequential):
@@ -129,11 +132,12 @@ def test_buffers_that_change_after_the_optimizer_are_found(act: Any, buffer: str
 
 def test_buffers_that_change_between_two_steps_are_found_by_the_next() -> None:
     model = Normalized().double()
-    take = taken(model)
+    sides = both_of(model)
     batches = [in_dtype(batch, torch.float64) for batch in random_batches(8, 5)]
-    assert take.step(batches[0], batches[0]) is None
+    trial = take_step(sides, Trial(), batches[0], batches[0])
+    assert trial.failure is None
     model[1].running_var.mul_(0.5)
-    failure = take.step(batches[1], batches[1])
+    failure = take_step(sides, trial, batches[1], batches[1]).failure
     assert failure is not None
     assert failure.text.startswith("buffer '1.running_var' is not as the step before has left it")
 

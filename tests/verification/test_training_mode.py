@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
-from torch.utils.checkpoint import checkpoint
 
 import dpexp
 from dpexp.config.errors import NotComparableError, VerificationError
@@ -47,17 +46,6 @@ class Recurrent(nn.Module):
     def forward(self, x: torch.Tensor) -> Any:
         last = self.layers(x.unsqueeze(1))[0][:, 0]
         return self.head(functional.dropout(last, 0.2, self.training))
-
-
-class Checkpointed(nn.Module):
-    """Computes a batch norm and dropout again in the backward, and so writes twice to the statistics."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.block = nn.Linear(5, 5), net()
-
-    def forward(self, x: torch.Tensor) -> Any:
-        return checkpoint(self.block, self.first(x), use_reentrant=False)
 
 
 class Auxiliary(nn.Module):
@@ -101,21 +89,12 @@ def changed(change: Callable[[Any], object], around: Any = DataParallel) -> Any:
     return lay_out
 
 
-@pytest.mark.parametrize("make", [Autoencoder, Recurrent, Checkpointed, Predicts])
+@pytest.mark.parametrize("make", [Autoencoder, Recurrent, Predicts])
 def test_right_layouts_are_verified_in_training_mode(make: Any) -> None:
     result = prove(make(), DataParallel)
     assert result.passed
     assert result.training_steps > 0
     assert all(each.error <= each.limit for each in result.worst.values())
-
-
-@pytest.mark.parametrize(
-    "change",
-    [lambda model: model.train(), lambda model: model.__setitem__(2, nn.Dropout(0.5))],
-    ids=["train", "a new dropout"],
-)
-def test_a_layout_may_set_the_mode_and_replace_layers_by_their_like(change: Any) -> None:
-    assert prove(net(), changed(change)).passed
 
 
 WRONG: dict[str, tuple[Any, str]] = {
@@ -219,24 +198,6 @@ def test_chunks_keep_the_buffers_of_the_first_and_have_those_of_all() -> None:
     assert torch.allclose(torch.stack(means), torch.stack([x[:4].mean(0), x[4:].mean(0)]))
     assert torch.allclose(outputs[4:], nn.BatchNorm1d(3)(x[4:]))
     assert int(norm.num_batches_tracked) == 1
-
-
-class Averaging(nn.Linear):
-    """Each forward moves a frozen average of the weight towards it."""
-
-    def __init__(self) -> None:
-        super().__init__(3, 3)
-        self.average = nn.Parameter(torch.zeros(3, 3), requires_grad=False)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.average.lerp_(self.weight.detach(), 0.5)
-        return super().forward(x) @ self.average
-
-
-def test_each_chunk_begins_with_the_frozen_parameters_of_the_step() -> None:
-    module, x = Averaging(), torch.randn(6, 3)
-    assert torch.allclose(Chunked(module, 3)(x), (x @ module.weight.T + module.bias) @ module.weight / 2)
-    assert torch.allclose(module.average, module.weight / 2)
 
 
 def test_a_proof_in_which_nothing_can_be_compared_is_an_error() -> None:

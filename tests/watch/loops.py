@@ -139,6 +139,48 @@ def loop(
     return train(run, laid_out, optimizer(laid_out.parameters()), **training)
 
 
+def train_by(
+    terms: Callable[..., torch.Tensor],
+    make: Callable[[], nn.Module] = MLP,
+    loss: Callable[..., torch.Tensor] = mse,
+    **options: Any,
+) -> Any:
+    """A loop that minimizes ``terms(loss, model, step)``, as users write it who add up several."""
+    run = watch(model := make(), loss, **options)
+    for step in steps_of(sgd(model)):
+        terms(run.loss, model, step).backward()
+    return run
+
+
+def scaled(
+    clip_norm: float = 0.1,
+    unscales: bool = True,
+    is_fused: bool = False,
+    overflows: bool = False,
+    layout: Callable[[nn.Module], nn.Module] = lambda model: model,
+    cast: Callable[[], AbstractContextManager[Any]] = nullcontext,
+) -> Any:
+    """A loop with GradScaler and clipping, of two micro-batches a step, as in PyTorch's documentation."""
+    run = watch(model := seeded(), mse, clip_norm=clip_norm)
+    laid_out = layout(model)
+    optimizer = torch.optim.AdamW(model.parameters(), fused=is_fused)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    for step in range(4):
+        optimizer.zero_grad()
+        for number in range(2):
+            inputs, labels = numbers(step, number)
+            labels = labels * 1e38 if overflows and step == 1 else labels
+            with cast():
+                loss = run.loss(laid_out(inputs).float(), labels) / 2
+            scaler.scale(loss).backward()
+        if unscales:
+            scaler.unscale_(optimizer)
+        clip(model, clip_norm)()
+        scaler.step(optimizer)
+        scaler.update()
+    return run
+
+
 def steps_of(optimizer: torch.optim.Optimizer, steps: int = 3) -> Iterator[int]:
     """The steps of a loop whose body does everything between ``zero_grad`` and ``step``."""
     for step in range(steps):

@@ -21,10 +21,12 @@ from loops import (
     mse,
     normalized,
     numbers,
+    scaled,
     sgd,
     steps_of,
     tokens,
     train,
+    train_by,
     watch,
 )
 from torch import nn
@@ -178,30 +180,12 @@ def clipped_before_the_last_micro_batch() -> Any:
     return run
 
 
-def scaled(clip_norm: float, unscales: bool = True, is_fused: bool = False, overflows: bool = False) -> Any:
-    run = watch(model := MLP(), mse, clip_norm=clip_norm)
-    optimizer = torch.optim.AdamW(model.parameters(), fused=is_fused)
-    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
-    for step in range(4):
-        optimizer.zero_grad()
-        for number in range(2):
-            inputs, labels = numbers(step, number)
-            labels = labels * 1e38 if overflows and step == 1 else labels
-            scaler.scale(run.loss(model(inputs), labels) / 2).backward()
-        if unscales:
-            scaler.unscale_(optimizer)
-        clip(model, clip_norm)()
-        scaler.step(optimizer)
-        scaler.update()
-    return run
-
-
-right(clipped_after_unscaling=lambda: scaled(0.1))
-right("GradScaler", a_step_that_grad_scaler_skips=lambda: scaled(0.1, overflows=True))
+right(clipped_after_unscaling=scaled)
+right("GradScaler", a_step_that_grad_scaler_skips=lambda: scaled(overflows=True))
 wrong(
     "while it was still scaled", "unscale_",
-    clipped_while_scaled=lambda: scaled(0.1, unscales=False),
-    clipped_while_scaled_for_a_fused_optimizer=lambda: scaled(0.1, unscales=False, is_fused=True),
+    clipped_while_scaled=lambda: scaled(unscales=False),
+    clipped_while_scaled_for_a_fused_optimizer=lambda: scaled(unscales=False, is_fused=True),
 )  # fmt: skip
 
 
@@ -229,8 +213,7 @@ def zero_grad_missing() -> Any:
 
 @wrong("trains nothing of this model")
 def the_optimizer_of_a_copy() -> Any:
-    run = watch(model := MLP(), mse)
-    return train(run, model, sgd(copy.deepcopy(model)))
+    return loop(model := MLP(), optimizer=lambda _: sgd(copy.deepcopy(model)))
 
 
 @wrong("bfloat16", "narrower type")
@@ -302,33 +285,31 @@ def outputs_and_inputs_changed_in_place() -> Any:
 
 @right()
 def a_penalty_on_the_outputs() -> Any:
-    run = watch(model := MLP(), mse)
-    for step in steps_of(sgd(model)):
-        for number in range(2):
-            inputs, labels = numbers(step, number)
-            outputs = model(inputs)
-            ((run.loss(outputs, labels) + 0.1 * outputs.abs().mean()) / 2).backward()
-    return run
+    def terms(loss: Any, model: nn.Module, step: int) -> torch.Tensor:
+        inputs, labels = numbers(step, 0)
+        outputs = model(inputs)
+        return loss(outputs, labels) + 0.1 * outputs.abs().mean()
+
+    return train_by(terms)
 
 
 @wrong("a part of the loss does not come from the model's outputs")
 def a_penalty_on_the_weights() -> Any:
-    run = watch(model := MLP(), mse)
-    for step in steps_of(sgd(model)):
+    def terms(loss: Any, model: nn.Module, step: int) -> torch.Tensor:
         inputs, labels = numbers(step, 0)
-        penalty = sum(each.pow(2).sum() for each in model.parameters())
-        (run.loss(model(inputs), labels) + 0.1 * penalty).backward()
-    return run
+        return loss(model(inputs), labels) + 0.1 * sum(each.pow(2).sum() for each in model.parameters())
+
+    return train_by(terms)
 
 
 @wrong("times as large as they should be")
 def two_losses_of_one_call_with_two_coefficients() -> Any:
-    run = watch(model := MLP(), mse)
-    for step in steps_of(sgd(model)):
+    def terms(loss: Any, model: nn.Module, step: int) -> torch.Tensor:
         inputs, labels = numbers(step, 0)
         outputs = model(inputs)
-        (run.loss(outputs[:, :2], labels[:, :2]) + 0.1 * run.loss(outputs[:, 2:], labels[:, 2:])).backward()
-    return run
+        return loss(outputs[:, :2], labels[:, :2]) + 0.1 * loss(outputs[:, 2:], labels[:, 2:])
+
+    return train_by(terms)
 
 
 def contrastive(weight: Any) -> Any:
@@ -337,12 +318,11 @@ def contrastive(weight: Any) -> Any:
     def loss(some: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
         return functional.cross_entropy(some @ others.T, torch.arange(len(some)))
 
-    run = watch(model := MLP(), loss, weight=weight)
-    for step in steps_of(sgd(model)):
-        for number in range(2):
-            views = numbers(step, number)[0], numbers(step, number + 5)[0]
-            (run.loss(*map(model, views)) / 2).backward()
-    return run
+    def terms(loss: Any, model: nn.Module, step: int) -> torch.Tensor:
+        views = [[model(numbers(step, number + view)[0]) for view in (0, 5)] for number in range(2)]
+        return sum(loss(*each) for each in views) / 2
+
+    return train_by(terms, loss=loss, weight=weight)
 
 
 right(contrastive_losses_with_a_stated_weight=lambda: contrastive(lambda some, others: len(some)))
@@ -357,6 +337,9 @@ right(
     tied_weights=lambda: loop(LanguageModel(is_tied=True), loss=cross_entropy, batch=tokens, micro=2),
     dropout=lambda: loop(LanguageModel(dropout=0.3), loss=cross_entropy, batch=tokens, micro=3),
     a_compiled_model=lambda: loop(MLP(), layout=lambda model: torch.compile(model, backend="aot_eager")),
+    a_model_that_compiles_itself=lambda: loop(
+        MLP(), layout=lambda model: model.compile(backend="aot_eager") or model, micro=2
+    ),
 )
 
 
@@ -377,13 +360,6 @@ def a_reentrant_checkpoint_around_the_model() -> Any:
     run = watch(model := MLP(), mse)
     wrapped = lambda x: checkpoint(model, x.requires_grad_(), use_reentrant=True)  # noqa: E731
     return train(run, wrapped, sgd(model), micro=2)
-
-
-@right()
-def a_model_that_compiles_itself() -> Any:
-    run = watch(model := MLP(), mse)
-    model.compile(backend="aot_eager")
-    return train(run, model, sgd(model), micro=2)
 
 
 @right()
@@ -485,13 +461,11 @@ def an_optimizer_of_a_part() -> Any:
 
 @wrong("other weights")
 def two_calls_with_two_coefficients() -> Any:
-    run = watch(model := MLP(), mse)
-    for step in steps_of(sgd(model)):
+    def terms(loss: Any, model: nn.Module, step: int) -> torch.Tensor:
         (one, labels), (other, others) = numbers(step, 0), numbers(step, 1)
-        outputs, of_other = model(one), model(other)
-        first, second = run.loss(outputs, labels), run.loss(of_other, others)
-        ((first + 0.1 * second) / 2).backward()
-    return run
+        return (loss(model(one), labels) + 0.1 * loss(model(other), others)) / 2
+
+    return train_by(terms)
 
 
 # --- what cannot be compared, and misuse ---
@@ -499,13 +473,13 @@ def two_calls_with_two_coefficients() -> Any:
 
 @not_comparable("create_graph")
 def a_gradient_of_a_gradient() -> Any:
-    run = watch(model := MLP(), mse)
-    for step in steps_of(sgd(model)):
+    def terms(loss: Any, model: nn.Module, step: int) -> torch.Tensor:
         inputs, labels = numbers(step, 0)
         outputs = model(inputs.requires_grad_())
         (slope,) = torch.autograd.grad(outputs.sum(), inputs, create_graph=True)
-        (run.loss(outputs, labels) + slope.pow(2).sum()).backward()
-    return run
+        return loss(outputs, labels) + slope.pow(2).sum()
+
+    return train_by(terms)
 
 
 @not_comparable("closure")
@@ -554,18 +528,6 @@ def test_a_model_that_is_laid_out_already_is_refused() -> None:
     devices.place(model := MLP(), three[0])
     with pytest.raises(ConfigError, match="before"):
         watch(DataParallel(model, three), mse)
-
-
-def test_a_finding_is_raised_inside_the_step_on_request() -> None:
-    run = watch(model := MLP(), mse, raises=True)
-    with pytest.raises(VerificationError) as caught:
-        train(run, model, sgd(model), micro=4, share=lambda number: 1.0)
-    error = caught.value
-    assert (error.kind, error.step, error.module) == ("gradients", 1, "")
-    assert "the loss of each of 4 micro-batches is not divided by 4" in error.cause
-    assert error.error == pytest.approx(3)
-    assert not run.steps
-    run.close()
 
 
 def test_further_steps_are_watched_again_and_find_a_late_bug() -> None:

@@ -21,6 +21,7 @@ from loops import (
     normalized,
     numbers,
     rank,
+    scaled,
     seeded,
     sgd,
     tokens,
@@ -127,17 +128,18 @@ wrong(
 wrong("a sum over 2 ranks instead of the mean", gradients_summed_by_hand=lambda: by_hand(micro=3, divisor=1))
 
 
-@wrong("differs between ranks before the step", "were not seeded alike")
-def models_with_other_seeds_averaged_by_hand() -> Any:
-    run = watch(model := seeded(seed=rank()), mse)
-    return train(run, model, sgd(model), before_step=mean_over_ranks(model))
-
-
-@wrong("differs between ranks after the step", "an optimizer of another state")
-def a_learning_rate_of_each_rank() -> Any:
-    run = watch(model := seeded(), mse)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1 + 0.1 * rank())
-    return train(run, DistributedDataParallel(model), optimizer)
+wrong(
+    "differs between ranks before the step", "were not seeded alike",
+    models_with_other_seeds_averaged_by_hand=lambda: by_hand(lambda: seeded(seed=rank())),
+)  # fmt: skip
+wrong(
+    "differs between ranks after the step", "an optimizer of another state",
+    a_learning_rate_of_each_rank=lambda: loop(
+        seeded(),
+        layout=DistributedDataParallel,
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1 + 0.1 * rank()),
+    ),
+)  # fmt: skip
 
 
 class UsesMoreOnRank0(MLP):
@@ -176,10 +178,12 @@ wrong(
 )  # fmt: skip
 
 
-@wrong("own rows only", "without its wrapper")
-def the_module_inside_ddp_called() -> Any:
-    run = watch(model := seeded(), mse)
-    return train(run, DistributedDataParallel(model).module, sgd(model))
+wrong(
+    "own rows only", "without its wrapper",
+    the_module_inside_ddp_called=lambda: loop(
+        seeded(), layout=lambda model: DistributedDataParallel(model).module
+    ),
+)  # fmt: skip
 
 
 @wrong("'fc1.bias'", "rank 0 has the gradients of its own rows only")
@@ -189,13 +193,14 @@ def a_parameter_that_ddp_ignores() -> Any:
     return loop(model, layout=DistributedDataParallel)
 
 
-@wrong("own rows only")
-def ddp_cast_to_bfloat16_afterwards() -> Any:
-    return loop(
+wrong(
+    "own rows only",
+    ddp_cast_to_bfloat16_afterwards=lambda: loop(
         seeded(),
         layout=lambda model: DistributedDataParallel(model).bfloat16(),
         batch=lambda step, number: [each.bfloat16() for each in numbers(step, number)],
-    )
+    ),
+)
 
 
 @wrong("own rows only")
@@ -267,31 +272,21 @@ def ddp_with_dropout_and_other_seeds_on_ranks() -> Any:
     return train(run, parallel, sgd(model), batch=tokens, micro=2)
 
 
-@right()
-def ddp_with_autocast_and_grad_scaler() -> Any:
-    run = watch(model := seeded(), mse, clip_norm=0.1)
-    parallel, scaler = DistributedDataParallel(model), torch.amp.GradScaler("cpu", init_scale=256.0)
-    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-    for step in range(3):
-        optimizer.zero_grad()
-        inputs, targets = numbers(step, 0)
-        with torch.autocast("cpu", torch.bfloat16):
-            loss = run.loss(parallel(inputs).float(), targets)
-        scaler.scale(loss).backward()
-        scaler.unscale_(optimizer)
-        clip(model, 0.1)()
-        scaler.step(optimizer)
-        scaler.update()
-    return run
+right(
+    ddp_with_autocast_and_grad_scaler=lambda: scaled(
+        is_fused=True,
+        layout=DistributedDataParallel,
+        cast=lambda: torch.autocast("cpu", torch.bfloat16),
+    )
+)
 
 
 @right("update was not compared")
 def the_update_of_a_zero_redundancy_optimizer() -> Any:
     from torch.distributed.optim import ZeroRedundancyOptimizer  # which warns of torch.jit.script
 
-    run = watch(model := seeded(), mse)
-    parallel = DistributedDataParallel(model)
-    return train(run, parallel, ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW))
+    optimizer = partial(ZeroRedundancyOptimizer, optimizer_class=torch.optim.AdamW)
+    return loop(seeded(), layout=DistributedDataParallel, optimizer=optimizer)
 
 
 @right()
@@ -480,7 +475,9 @@ def raised_on_both_ranks(_: ProcessGroup) -> dict[str, Any]:
 
 def test_a_finding_is_raised_inside_the_step_of_every_rank() -> None:
     first, second = in_ranks(2, __file__, "raised_on_both_ranks")["raised_on_both_ranks"]
-    assert "not divided by 4" in first["cause"]
+    assert "the loss of each of 4 micro-batches is not divided by 4" in first["cause"]
+    assert (first["kind"], first["step"], first["module"]) == ("gradients", 1, "")
+    assert first["error"] == pytest.approx(3)
     assert first == second
 
 

@@ -18,7 +18,7 @@ from dpexp.verification.compare import Difference, Tensors, magnitude, parts_of,
 from dpexp.verification.diagnosis import patterns
 from dpexp.verification.diagnosis.found import Found
 from dpexp.verification.failure import Failure
-from dpexp.verification.take import Take
+from dpexp.verification.sides import Sides
 
 UNKNOWN = (2, 3, 4)
 """How many shards are tried, where a layout does not say how many it makes."""
@@ -32,8 +32,8 @@ _Shape: TypeAlias = tuple[str, bool]
 class FirstGradient:
     """Every rank must make one and call ``find``."""
 
-    def __init__(self, sides: Take, failure: Failure) -> None:
-        self.sides, self.failure, self.group, self.limits = sides, failure, sides.group, sides.judge.limits
+    def __init__(self, sides: Sides, failure: Failure) -> None:
+        self.sides, self.failure, self.group, self.limits = sides, failure, sides.group, failure.limits
         self.found, self.expected = failure.found.gradients, failure.expected.gradients
 
     def find(self) -> Found:
@@ -57,7 +57,7 @@ class FirstGradient:
 
     def _judged(self) -> dict[str, Difference]:
         """The error of each gradient of this rank."""
-        return self.limits.judge("gradients", self.sides.steps, parts_of(self.found, self.expected))
+        return self.limits.judge("gradients", self.failure.worst.step, parts_of(self.found, self.expected))
 
     def _pattern(self, names: Sequence[str]) -> str:
         """What the gradients look like on each rank, in one text."""
@@ -118,7 +118,7 @@ class FirstGradient:
         if all(torch.equal(term, terms[0]) for term in terms):  # these have been summed
             return False
         together = parts_of({name: sum(terms[1:], terms[0]) / divisor}, {name: expected})
-        return self.limits.judge("gradients", self.sides.steps, together)[name].ratio <= 1
+        return self.limits.judge("gradients", self.failure.worst.step, together)[name].ratio <= 1
 
     def _shape(self, names: Sequence[str]) -> _Shape:
         """What the gradients of this rank look like: the first that fits, for all names or else the first."""
@@ -144,18 +144,21 @@ class FirstGradient:
         found, expected = self._vectors(wrong[:1], self.found, self.expected)
         if (text := patterns.of_type(found)) and not patterns.of_type(expected):
             return text, False
-        if self.sides.single.mode.in_chunks:  # which shards of shards may not fill
+        if self.failure.mode.chunks is not None:  # which shards of shards may not fill
             return "", False
         counts = (known,) if known > 1 else UNKNOWN
         return next((shape for count in counts if (shape := self._of_shards(wrong, count))), ("", False))
 
     def _of_shards(self, names: Sequence[str], count: int) -> _Shape | None:
         """The gradients beside those of ``count`` shards."""
-        batch, single = self.failure.batch, self.sides.single
+        batch, mode, state = self.failure.batch, self.failure.mode, self.failure.state
+        if state is None:
+            return None
         pieces = torch.arange(batch.rows).chunk(count)
         shards = [batch.sliced(slice(int(piece[0]), int(piece[-1]) + 1)) for piece in pieces]
-        rows, weights = [shard.rows for shard in shards], single.objective.weights(shards)
-        by_shard = [single.gradients(shard) for shard in shards]
+        rows, weights = [shard.rows for shard in shards], state.objective.weights(shards)
+        before, single = state.without_gradients(), self.sides.single
+        by_shard = [single.step(before, shard, mode).gradients for shard in shards]
         unit = "rank" if self.group.dp_size > 1 else "shard"
         for chosen in (names, names[:1]):
             usable = [name for name in chosen if all(name in each for each in (self.found, *by_shard))]

@@ -23,7 +23,8 @@ from dpexp.verification.diagnosis.found import Found, located
 from dpexp.verification.diagnosis.gradients import FirstGradient
 from dpexp.verification.diagnosis.modules import first_module
 from dpexp.verification.failure import Failure
-from dpexp.verification.take import OF_OPTIMIZER, Take
+from dpexp.verification.sides import Sides
+from dpexp.verification.trial import OF_OPTIMIZER, short_optimizer
 
 OF_BFLOAT16 = (2.0**-11, 2.0**-7)
 """The relative errors of tensors whose numbers were rounded to bfloat16, once or a few times: about 2**-9."""
@@ -32,7 +33,7 @@ OF_BFLOAT16 = (2.0**-11, 2.0**-7)
 class Locator:
     """Every rank must make one and call ``find``; all get the same."""
 
-    def __init__(self, sides: Take, failure: Failure, model: nn.Module) -> None:
+    def __init__(self, sides: Sides, failure: Failure, model: nn.Module) -> None:
         self.sides, self.failure, self.model = sides, failure, model
         self.group = sides.group
 
@@ -69,13 +70,13 @@ class Locator:
 
     def _of_loss(self) -> str:
         """That the loss is no mean over rows, where the rows are split; a hint that is known already."""
-        failed, single, batch = self.failure.worst, self.sides.single, self.failure.batch
+        failed, batch = self.failure.worst, self.failure.batch
         output = self.failure.expected.outputs.get(failed.tensor)
         is_scalar = failed.kind == "outputs" and output is not None and not output.dim()
-        if not single.chunks.splits or not (is_scalar or failed.kind == "loss"):
+        if not self.sides.chunks.splits or not (is_scalar or failed.kind == "loss"):
             return ""
         with alone():
-            return no_mean_over_rows(self.model, single.objective, batch)
+            return no_mean_over_rows(self.model, self.failure.expected.objective, batch)
 
     def _of_tensor(self) -> str:
         """What is wrong with a buffer, or with what the optimizer has made."""
@@ -104,7 +105,7 @@ class Locator:
         """By which factor each rank's parts of all parameters, or of the worst, have been updated."""
         layout, before = self.sides.layout, self.failure.before
         optimizer = f"the optimizer ({layout.optimizers})"
-        expected = self.sides.single.trainer.full_parameters()
+        expected = self.failure.after
         own = self.group.together(lambda: self._measured_update(layout.parameters(), expected, before))
         found: list[_Update] = self.group.all_gather(own)
         for factors in zip(*(each.factors for each in found), strict=True):
@@ -122,7 +123,10 @@ class Locator:
         is_rounded = lowest < max(each.error for each in found) < highest
         rounded = "numbers that are rounded to bfloat16 have an error of this size" if is_rounded else ""
         another = f"{optimizer} makes another update of the same gradients{self._settings()}"
-        return "; ".join(filter(None, (another, self.sides.short_optimizer() or rounded)))
+        return "; ".join(filter(None, (another, self._short_optimizer() or rounded)))
+
+    def _short_optimizer(self) -> str:
+        return short_optimizer(self.failure.type_of_update, self.sides.single.dtype, self.sides.layout)
 
     def _measured_update(
         self, parameters: Mapping[str, nn.Parameter], expected: Tensors, before: Tensors

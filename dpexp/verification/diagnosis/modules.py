@@ -20,7 +20,7 @@ from dpexp.verification.diagnosis.gradients import BESIDE
 from dpexp.verification.diagnosis.joined_calls import Key, Outputs, joined_call, local_calls
 from dpexp.verification.failure import Failure
 from dpexp.verification.recorder import Calls, Step, widened
-from dpexp.verification.take import Take
+from dpexp.verification.sides import Sides
 
 
 class _Output(NamedTuple):
@@ -37,7 +37,7 @@ class _Output(NamedTuple):
         return next((pair for pair in pairs if whole_error(*pair) > limit), None)
 
 
-def first_module(sides: Take, failure: Failure) -> Found:
+def first_module(sides: Sides, failure: Failure) -> Found:
     """The first module in forward order whose output differs; every rank must call this.
 
     Raises RankError.

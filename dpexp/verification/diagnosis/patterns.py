@@ -26,7 +26,7 @@ def is_close(found: float, expected: float) -> bool:
 
 
 def factor(found: torch.Tensor, expected: torch.Tensor) -> float | None:
-    """The number c of ``found = c * expected``; None if there is none that explains the difference."""
+    """The number c of ``found = c * expected``, of one shape; None if none explains the difference."""
     found, expected = found.flatten(), expected.flatten()
     if found.shape != expected.shape or not bool(found.isfinite().all()):
         return None
@@ -42,7 +42,7 @@ def factor(found: torch.Tensor, expected: torch.Tensor) -> float | None:
 
 
 def of_type(found: torch.Tensor) -> str:
-    """That all numbers are those of a shorter type, in words: something has cast them to it."""
+    """That the numbers, of any shape, are all of a shorter type: something has cast them to it."""
     for kind in (torch.bfloat16, torch.float16, torch.float32):
         if found.numel() > FEW and torch.equal(found.to(kind).to(found.dtype), found):
             name = str(kind).removeprefix("torch.")
@@ -84,6 +84,7 @@ def of_shards(
 ) -> tuple[str, int | None]:
     """A gradient beside those of the shards in words, and the shard that it belongs to alone.
 
+    All are vectors of one shape.
     ``weights`` are the right ones, the shares of the ``rows`` where the loss is a mean over these.
     """
     if found.numel() <= len(shards) or not bool(found.isfinite().all()):
@@ -114,7 +115,7 @@ def _sum(shards: Sequence[torch.Tensor], weights: Sequence[float]) -> torch.Tens
 
 
 def of_rows(found: torch.Tensor, expected: torch.Tensor, ranks: int = 1) -> str:
-    """What outputs look like, by their rows (dimension 0); ``ranks`` have computed them."""
+    """What outputs ``(rows, …)`` look like, by their rows; ``ranks`` have computed them."""
     if found.shape != expected.shape:
         sizes, wanted = tuple(found.shape), tuple(expected.shape)
         if sizes and wanted and sizes[1:] == wanted[1:] and sizes[0] < wanted[0]:

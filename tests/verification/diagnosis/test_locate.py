@@ -8,14 +8,17 @@ from typing import Any
 import pytest
 import torch
 from helpers import planted
+from helpers.in_ranks import in_ranks
 from helpers.planted import Caching, Planted, mean_of_means, scaled, weighted, wrapped
 from torch import nn
 
 import dpexp
 from dpexp.config.run_config import RunConfig
+from dpexp.distributed.group import ProcessGroup
 from dpexp.engine.prepare import prepare
 from dpexp.engine.verify import verify
 from dpexp.strategies.placed import Placed
+from dpexp.verification.diagnosis.found import Found, located
 from dpexp.verification.result import Result
 
 MODEL = f"{planted.__file__}:Net"
@@ -177,3 +180,21 @@ def test_an_optimizer_that_makes_another_update_is_named_with_what_differs(name:
     assert "the optimizer (Stepped) " in caught.value.cause
     assert words in caught.value.cause
     assert caught.value.module in ("0", "2")
+
+
+def searches_of_ranks(group: ProcessGroup) -> list[str]:
+    """Rank 1 raises in its second part; afterwards all are together again."""
+
+    def search() -> Found:
+        group.together(lambda: 0)
+        return Found(str(group.together(lambda: 1 // (1 - group.rank))))
+
+    searches = {"the first module": search, "the next": lambda: Found("found")}
+    return [located(what, each).text for what, each in searches.items()]
+
+
+def test_an_error_while_ranks_locate_a_difference_is_described_by_all() -> None:
+    (first, second), other = in_ranks(2, __file__, "searches_of_ranks")["searches_of_ranks"]
+    assert [first, second] == other
+    assert first.startswith("the first module: not located, rank 1 raised ZeroDivisionError: ")
+    assert second == "found"
