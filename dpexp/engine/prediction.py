@@ -28,7 +28,6 @@ from dpexp.data.rng import kept_globals
 from dpexp.engine.prepared import Prepared
 from dpexp.measurement.observe import device_map, observe
 from dpexp.record.record import Row
-from dpexp.strategies.modules import Wrapper, parts
 from dpexp.strategies.placed import Placed
 from dpexp.timing import Timer
 
@@ -40,25 +39,13 @@ _DPEXP = Path(__file__).resolve().parents[1]
 class Prediction:
     """``shapes`` and ``device_map`` as ``observe`` returns them, and ``devices`` of a Record.
 
-    ``replicated``: the devices of each wrapper that makes replicas. With a ``note``, real batches ran instead
-    of fake ones, which does not detect layouts that mix devices.
+    With a ``note``, real batches ran instead of fake ones, which does not detect layouts that mix devices.
     """
 
     shapes: list[Row]
     device_map: list[Row]
     devices: Row
-    replicated: list[tuple[str, list[str]]]
-    note: str = ""
-
-    @property
-    def memory(self) -> dict[str, dict[str, int]]:
-        """Bytes of parameters and buffers by device, with those of replicas."""
-        memory: dict[str, dict[str, int]] = {}
-        for row in self.device_map:
-            for device in [row["device"], *row["replicas"]]:
-                sizes = memory.setdefault(device, {"parameters": 0, "buffers": 0})
-                sizes[f"{row['kind']}s"] += row["bytes"]
-        return memory
+    note: str
 
 
 class PlacementError(ConfigError):
@@ -161,12 +148,10 @@ def _renamed(placed: Placed, shapes: list[Row], names: dict[str, str], note: str
         }
         return {**row, "device": name(row["device"]), **moved}
 
-    wrappers = [(part.name, part.module) for part in parts(placed.module) if isinstance(part.module, Wrapper)]
     return Prediction(
         [renamed(row) for row in shapes],
         [{**renamed(row), "replicas": [*map(name, row["replicas"])]} for row in device_map(placed)],
         {"used": [*map(name, placed.devices)], "output": name(placed.output_device)},
-        [(part, [*map(name, wrapper.replica_devices)]) for part, wrapper in wrappers],
         note,
     )
 

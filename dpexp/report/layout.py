@@ -27,9 +27,13 @@ class DeviceContents:
 
 
 def places(record: Record) -> list[DeviceContents]:
-    """Every device that stores or computes something: the host first, then by index."""
-    devices = {*record.devices["used"], record.devices["output"] or "cpu"}
-    devices |= {row["device"] for row in record.shapes}
+    """Every device that stores or computes something: the host first, then by index.
+
+    Of a dry run of ranks it is not known what the others than the first one store.
+    """
+    devices = {record.devices["output"] or "cpu"}
+    if record.status != "planned" or "ranks" not in record.devices:
+        devices |= {*record.devices["used"], *(row["device"] for row in record.shapes)}
     for row in record.device_map:
         devices |= {_device_of(row), *row["replicas"]}
     found = {device: DeviceContents(device) for device in sorted(devices, key=device_order)}

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from dpexp.config.words import listed, merged, plural, shortened
-from dpexp.record.batches import Batches, named, optimizer_rows, unobserved
+from dpexp.record.batches import named, optimizer_rows, unobserved
 from dpexp.record.figures import At, figures
 from dpexp.record.phases import Phase
 from dpexp.record.record import Record
@@ -33,8 +33,7 @@ def sections(view: RecordView, *, full: bool = False) -> list[Section]:
     A short report has the first finding, no memory, and few lines of shapes and of the device map.
     """
     record, findings = view.record, findings_of(view)
-    shapes = shapes_section(view.batches, unobserved(record))
-    device_map = device_map_section(view)
+    shapes, device_map = shapes_section(view), device_map_section(view)
     parts = [
         _run(view, findings),
         verification.verification_section(record, full),
@@ -54,11 +53,13 @@ def sections(view: RecordView, *, full: bool = False) -> list[Section]:
 
 def _run(view: RecordView, findings: Sequence[Finding]) -> Section:
     record, facts = view.record, view.record.verification
-    mood = {"finished": "", "running": "warn"}.get(record.status, "bad")
+    mood = {"finished": "", "planned": "", "running": "warn"}.get(record.status, "bad")
     is_passthrough = record.execution == "passthrough"
     if record.damage or is_passthrough:
         mood = mood or "warn"
     title = f"Run {record.name} ({record.run_id})" if record.name else f"Run {record.run_id}"
+    if record.status == "planned":
+        title = f"Would run {record.name} ({record.execution})"
     lines = [
         _verdict(view, findings),
         f"strategy {record.strategy}{layout.where(record)}",
@@ -68,6 +69,7 @@ def _run(view: RecordView, findings: Sequence[Finding]) -> Section:
         *verification.verification_lines(facts),
         "to see replicas, emulate devices: --virtual 2" if is_passthrough and not record.is_watched else "",
         layout.emulation(record),
+        (facts["note"] or "") if record.status == "planned" else "",
         f"DAMAGED: {'; '.join(record.damage)}" if record.damage else "",
     ]
     return Section(title, tuple(filter(None, lines)), mood)
@@ -77,9 +79,12 @@ def _verdict(view: RecordView, findings: Sequence[Finding]) -> str:
     """How the run was executed, whether it is verified, its step time, and the first of its findings.
 
     Of a run that cannot be judged: why, and its rate by wall clock. Of one that can, although interruptions
-    hold most of its time: how many they are. Of a loop that is watched: how many steps were compared.
+    hold most of its time: how many they are. Of a loop that is watched: how many steps were compared. Empty
+    for a dry run.
     """
     record, usual = view.record, view.usual
+    if record.status == "planned":
+        return ""
     if record.error:
         error = ": ".join(filter(None, (record.error.get("type"), record.error.get("message"))))
         return f"{record.status.upper()}: {shortened(error)}"
@@ -150,20 +155,17 @@ def _rates(view: RecordView) -> str:
 # --- shapes and device map -----------------------------------------------------------------------
 
 
-def shapes_section(groups: Sequence[Batches], others: list[int] | None = None) -> Section | None:
-    """How batches are split, and the shapes of every call; modules and replicas that are alike in one row.
-
-    ``others`` are the numbers of batches that were not observed.
-    """
-    if not groups:
+def shapes_section(view: RecordView) -> Section | None:
+    """How batches are split, and the shapes of every call; modules and replicas that are alike in one row."""
+    if not view.batches:
         return None
     rows = []
-    for group in groups:
+    for group in view.batches:
         batch = group.name.partition(" ")[2]
         calls = [(call.name, (*units.call_texts(call), call.where)) for call in group.calls]
         rows += [(batch, name, *content) for name, content in merged(calls)]
-    lines = [f"{group.name}: {units.batches_text(group)}" for group in groups]
-    if others:
+    lines = [f"{group.name}: {units.batches_text(group)}" for group in view.batches]
+    if others := unobserved(view.record):
         lines.append(f"{named(others)}: not observed")
     table = Table(("batch", "module", "inputs", "outputs", "where"), tuple(rows))
     return Section("Shapes", tuple(lines), table=table)

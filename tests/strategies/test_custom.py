@@ -16,6 +16,7 @@ from dpexp.config.errors import ConfigError
 from dpexp.config.run_config import RunConfig
 from dpexp.engine.dry_run import dry_run
 from dpexp.engine.prepare import prepare
+from dpexp.record.batches import batches
 from dpexp.record.view import RecordView
 from dpexp.report.findings import findings_of
 
@@ -129,10 +130,10 @@ def test_a_layout_that_cannot_run_is_refused_before_a_run_opens(options: Any, me
         prepare(RunConfig("custom", options=options))
 
 
-def test_a_dry_run_names_the_ranks_of_each_part_of_a_batch() -> None:
+def test_a_dry_run_has_the_ranks_that_compute_each_part_of_a_batch() -> None:
     options = {"layout": f"{LAYOUTS}:two_dimensional", "mesh": "dp=2,tp=2"}
-    row = dry_run(RunConfig("custom", options=options))["splits"][0]
-    assert (row["pieces"], row["devices"]) == ([15, 15], ["ranks 0+1", "ranks 2+3"])
+    full, last = batches(dry_run(RunConfig("custom", options=options)))
+    assert (full.parts, last.parts, full.same_rows) == ([15, 15], [5, 5], ((0, 1), (2, 3)))
 
 
 def test_names_of_wrapped_modules_are_those_of_the_model(tmp_path: Path) -> None:
