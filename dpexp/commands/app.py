@@ -15,6 +15,7 @@ import typer
 from dpexp.config.errors import ConfigError, Terminated, describe, text_of
 from dpexp.config.printable import printable
 from dpexp.config.words import shortened
+from dpexp.distributed.launch import end_rank
 from dpexp.record.files import JournalError
 from dpexp.record.redact import redact
 
@@ -62,8 +63,6 @@ def run_app(app: typer.Typer) -> None:
     if not isinstance(code, int | None):
         sys.exit(code)
     if "LOCAL_RANK" in os.environ:  # started by torchrun
-        from dpexp.distributed.launch import end_rank
-
         end_rank(int(code or 0))
     sys.exit(code)
 
@@ -105,7 +104,10 @@ def buffer_stdout() -> None:
 
 @contextmanager
 def exit_on_error() -> Iterator[None]:
-    """Convert any other exception into one message and exit code 1, and Ctrl-C into exit code 130."""
+    """Convert any other exception into one message and exit code 1, and Ctrl-C into exit code 130.
+
+    Raises typer.Exit, and ConfigError and JournalError as they are.
+    """
     try:
         yield
     except (ConfigError, JournalError, typer.Exit, BrokenPipeError):

@@ -185,7 +185,7 @@ def _built(combination: Combination) -> RunConfig:
 
     Raises ConfigError.
     """
-    from dpexp.engine.prepare import prepare
+    from dpexp.engine.prepare import prepare  # imports torch
 
     strategy = combination.strategy
     try:

@@ -17,15 +17,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
 
 from dpexp.record.steps import typical
 
-if TYPE_CHECKING:
-    import numpy as np
-
-    Array = np.ndarray[Any, Any]
-
+Array = np.ndarray[Any, Any]
 RunFigures = Mapping[Any, float]
 """{run: its figure}; runs of the same round of a sweep have the same key."""
 CONFIDENCE = 0.95
@@ -89,7 +87,7 @@ class Estimate:
     @property
     def half(self) -> Array:
         """Half the width of its interval."""
-        from scipy import special
+        from scipy import special  # takes longer than the rest of a command's help
 
         return special.stdtrit(self.freedom, (1 + CONFIDENCE) / 2) * self.error  # type: ignore[no-any-return]
 
@@ -112,8 +110,6 @@ def difference(first: Array, second: Array) -> Estimate:
 
 
 def _logs(values: Iterable[float]) -> Array:
-    import numpy as np
-
     return np.asarray(np.log(list(values)))
 
 
