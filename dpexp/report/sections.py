@@ -4,7 +4,7 @@ The terminal, the note on the MLflow page and a notebook show these sections, so
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from dpexp.config.words import listed, merged, plural, shortened
 from dpexp.record.batches import named, optimizer_rows, unobserved
@@ -14,7 +14,7 @@ from dpexp.record.record import Record
 from dpexp.record.view import RecordView
 from dpexp.report import layout, style, units, verification
 from dpexp.report.commands import next_commands
-from dpexp.report.findings import Finding, findings_of
+from dpexp.report.findings import findings_of
 from dpexp.report.memory import profile_section, work_section
 from dpexp.report.section import Bar, Section, Table, short_section
 
@@ -51,7 +51,7 @@ def sections(view: RecordView, *, full: bool = False) -> list[Section]:
 # --- the run: a verdict, then figures ------------------------------------------------------------
 
 
-def _run(view: RecordView, findings: Sequence[Finding]) -> Section:
+def _run(view: RecordView, findings: Mapping[str, str]) -> Section:
     record, facts = view.record, view.record.verification
     mood = {"finished": "", "planned": "", "running": "warn"}.get(record.status, "bad")
     is_passthrough = record.execution == "passthrough"
@@ -75,7 +75,7 @@ def _run(view: RecordView, findings: Sequence[Finding]) -> Section:
     return Section(title, tuple(filter(None, lines)), mood)
 
 
-def _verdict(view: RecordView, findings: Sequence[Finding]) -> str:
+def _verdict(view: RecordView, findings: Mapping[str, str]) -> str:
     """How the run was executed, whether it is verified, its step time, and the first of its findings.
 
     Of a run that cannot be judged: why, and its rate by wall clock. Of one that can, although interruptions
@@ -102,9 +102,7 @@ def _verdict(view: RecordView, findings: Sequence[Finding]) -> str:
         parts.append(f"{units.ms(usual.median)} per step, IQR {units.ms(usual.iqr)}, n {usual.n}")
     if view.interruptions is not None:
         parts.append(f"interrupted: {units.held(view.interruptions)}")
-    unnamed = "" if view.interruptions is None else "unsteady steps"
-    names = [finding.name for finding in findings if finding.name != unnamed]
-    return "; ".join([*parts, *names[:1]])
+    return "; ".join([*parts, *[*findings][:1]])
 
 
 def _config(view: RecordView) -> str:
@@ -243,11 +241,11 @@ def _phase_text(phase: Phase) -> str:
     return f"{units.ms(phase.median)} [IQR {units.ms(phase.iqr)}]{moved}"
 
 
-def _findings(record: Record, findings: Sequence[Finding], full: bool) -> Section | None:
-    found = [f"{finding.text} {finding.advice}" for finding in findings]
-    if not found:
+def _findings(record: Record, findings: Mapping[str, str], full: bool) -> Section | None:
+    texts = [*findings.values()]
+    if not texts:
         is_complete = record.status == "finished" and not record.is_watched
         return Section("Findings", ("none",)) if is_complete else None
-    if not full and len(found) > 1:
-        found[1:] = [f"and {len(found) - 1} more: {', '.join(finding.name for finding in findings[1:])}"]
-    return Section("Findings", tuple(found), "warn")
+    if not full and len(texts) > 1:
+        texts[1:] = [f"and {len(texts) - 1} more: {', '.join([*findings][1:])}"]
+    return Section("Findings", tuple(texts), "warn")

@@ -11,7 +11,6 @@ from dpexp.record.figures import summarize
 from dpexp.record.record import Record
 from dpexp.record.view import RecordView
 from dpexp.report import units
-from dpexp.report.findings import findings_of
 
 
 def titles(text: str) -> list[str]:
@@ -40,8 +39,7 @@ def test_a_report_begins_with_a_verdict_and_five_lines_of_figures() -> None:
     record = whole(3, phases=PHASES | {"replicate": 5.0})
     lines = report.summary(record, width=120).splitlines()
     median, iqr = (units.ms(record.summary["step_ms"][key]) for key in ("median", "iqr"))
-    found = findings_of(record)[0].name
-    assert lines[1] == f"  VIRTUAL devices, verified; {median} per step, IQR {iqr}, n 75; {found}"
+    assert lines[1] == f"  VIRTUAL devices, verified; {median} per step, IQR {iqr}, n 75; copying parameters"
     starts = [
         "strategy whole on 3 virtual devices: cpu:0, cpu:1, cpu:2; results on cpu:0",
         "model linear, data random, batches of 30, float32, seed 0",

@@ -18,7 +18,6 @@ from dpexp.engine.dry_run import dry_run
 from dpexp.engine.prepare import prepare
 from dpexp.record.batches import batches
 from dpexp.record.view import RecordView
-from dpexp.report.findings import findings_of
 
 LAYOUTS = HELPERS / "layouts.py"
 CASES = ROOT / "tests" / "verification" / "cases"
@@ -64,11 +63,10 @@ def test_without_a_mesh_ranks_are_along_dp() -> None:
     assert RecordView(found).batches[0].split == [5, 5]
 
 
-def test_a_mesh_that_splits_no_rows_is_found() -> None:
+def test_a_mesh_may_split_no_rows() -> None:
     (found,) = records(2, of("sharded", mesh="fsdp=2"))
     assert found.verification["passed"] is True
-    (said,) = [each.text for each in findings_of(found) if each.name == "no rows split"]
-    assert said.startswith("The mesh fsdp=2 splits no rows: each of 2 ranks computes all rows of a batch")
+    assert RecordView(found).batches[0].same_rows == ((0, 1),)
 
 
 def test_shards_made_by_hand_are_verified_by_their_full_tensors() -> None:
