@@ -13,27 +13,27 @@ import re
 import statistics
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from dpexp.config.run_config import FILING, known_options
 from dpexp.config.strategy_options import REFERENCE
 from dpexp.record.batches import without_host
-from dpexp.record.figures import Figure
+from dpexp.record.figures import At, Figure, figures
 from dpexp.record.files import JournalError
 from dpexp.record.journal import SWEEP_STRATEGY
 from dpexp.record.record import Record
-from dpexp.record.steps import spread, typical
+from dpexp.record.steps import typical
 from dpexp.record.view import RecordView
 from dpexp.report import units
-from dpexp.report.intervals import Interval, ratio_interval
+from dpexp.report.intervals import Interval, medians, ratio_interval
 from dpexp.report.layout import accelerator_names
 
 WORK = {"model": "model", "data": "data", "batch_size": "batch size", "dtype": "dtype", "eval": "eval"}
 """{config key: how it reads}: the work of a run, with the contents of its files."""
 OF_REPEATS = FILING | {"seed"}
 """Config keys that don't make another config: runs that differ in them only are repeats."""
+STEP = next(figure for figure in figures(At.TABLE) if figure.name == "step_ms")
 
 
 class GroupKey(NamedTuple):
@@ -73,55 +73,44 @@ def _contents(record: Record) -> str:
 
 @dataclass
 class Cell:
-    """The runs of one config on one machine. ``rows`` is the size of its usual batch."""
+    """The runs of one config on one machine, by round of a sweep or by id. ``rows``: of its usual batch."""
 
     rows: int
-    views: list[RecordView] = field(default_factory=list)
-
-    @property
-    def runs(self) -> list[Record]:
-        return [view.record for view in self.views]
+    runs: dict[Hashable, RecordView] = field(default_factory=dict)
 
     @property
     def first(self) -> Record:
-        return self.views[0].record
+        """The Record of its first run."""
+        return next(iter(self.runs.values())).record
 
     def number(self, figure: Figure) -> float | None:
         """A figure of these runs; None where it is not known."""
-        return figure.of_runs([figure.number(view) for view in self.views])
-
-    def pooled(self, figure: Figure) -> dict[str, float]:
-        """{median, iqr, min, max, n} of the samples of all runs."""
-        return spread([sample for view in self.views for sample in figure.of(view)]) or {}
+        return figure.of_runs([figure.number(run) for run in self.runs.values()])
 
     @property
     def noisy(self) -> int:
         """How many of its runs cannot be judged."""
-        return sum(view.noise is not None for view in self.views)
+        return sum(run.noise is not None for run in self.runs.values())
 
     @property
     def devices(self) -> int:
         """How many devices computed, without the host; 1 for the host alone."""
         return max(1, len(without_host(self.first)))
 
-    @cached_property
-    def medians(self) -> dict[Hashable, float]:
-        """{run: its median step time}; the key of a sweep's run pairs it with those of its round and seed."""
-        return {_round(view.record): statistics.median(view.usual_times) for view in self.views}
-
     @property
     def typical_ms(self) -> float:
         """The step time of the cell: the geometric mean of its runs' medians."""
-        return typical(self.medians.values())
+        return typical(medians(STEP, self.runs).values())
 
     def metrics(self) -> dict[str, float]:
         """{name: the mean over the runs of its last value}, of metrics that every run has."""
-        names = [name for name in self.views[0].metrics if all(name in view.metrics for view in self.views)]
-        return {name: statistics.fmean(view.metrics[name] for view in self.views) for name in names}
+        found = [run.metrics for run in self.runs.values()]
+        names = [name for name in found[0] if all(name in metrics for metrics in found)]
+        return {name: statistics.fmean(metrics[name] for metrics in found) for name in names}
 
     def speed_up(self, baseline: Cell) -> Interval:
         """How many times faster than the baseline, with its 95% interval."""
-        return ratio_interval(baseline.medians, self.medians)
+        return ratio_interval(medians(STEP, baseline.runs), medians(STEP, self.runs))
 
     def efficiency(self, baseline: Cell) -> float:
         """The speed-up as a share of what the number of devices allows."""
@@ -149,7 +138,7 @@ class Group:
     @property
     def newest(self) -> str:
         """When its last run started."""
-        return max(run.started for cell in self.cells for run in cell.runs)
+        return max(run.record.started for cell in self.cells for run in cell.runs.values())
 
     @property
     def metrics(self) -> list[str]:
@@ -218,9 +207,9 @@ def compare(folders: Sequence[Path]) -> Comparison:
             continue
         key = group_key(record)
         cell = cells.setdefault((key, config_key(record), usual.rows), Cell(usual.rows))
-        if not cell.views:
+        if not cell.runs:
             groups.setdefault(key, Group(key)).cells.append(cell)
-        cell.views.append(view)
+        cell.runs[_round(record)] = view
     return Comparison(sorted(groups.values(), key=lambda group: group.newest, reverse=True), left_out)
 
 

@@ -3,13 +3,14 @@
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
+from typing import Any
 
 from dpexp.config.words import plural
 from dpexp.record.batches import Batches, Call
 from dpexp.record.noise import Noise
 
 
-def text(value: float, unit: str) -> str:
+def text(value: Any, unit: str) -> str:
     """A number in a unit of ``_TEXTS``; of any other, the number with its unit after it."""
     return _TEXTS[unit](value) if unit in _TEXTS else f"{number(value)} {unit}".rstrip()
 
@@ -67,16 +68,21 @@ def ratio(value: float) -> str:
     return f"{value:.2f}x" if value < 10 else f"{value:.0f}x"
 
 
-_TEXTS: Mapping[str, Callable[[float], str]] = {
+_TEXTS: Mapping[str, Callable[[Any], str]] = {
+    "us": lambda value: ms(value / 1000),
     "ms": ms,
+    "s": lambda value: ms(1000 * value),
     "B": size,
     "FLOP": flop,
     "FLOP/s": lambda value: f"{flop(value)}/s",
     "share": percent,
     "x": ratio,
     "error": error,
+    "digits": lambda value: f"{value:.4g}",
+    "yes": lambda value: value if isinstance(value, str) else "yes" if value else "NO",
+    "text": str,
 }
-"""How numbers in a unit read."""
+"""How numbers in a unit read; the last two are no numbers."""
 
 
 def shapes_text(several: Iterable[Sequence[int]]) -> str:

@@ -11,12 +11,13 @@ from pathlib import Path
 
 from dpexp.record.record import Record
 from dpexp.report import units
-from dpexp.report.intervals import ONE_RUN
+from dpexp.report.intervals import ONE_RUN, interval
 from dpexp.report.markdown import escape, table
 from dpexp.report.section import Table
-from dpexp.study import claims, figure, metrics
+from dpexp.study import claims, figure
 from dpexp.study.claims import Verdict
 from dpexp.study.experiment import CONFIG, ClaimOutcome, Experiment
+from dpexp.study.metrics import is_timed, metric, table_cell, value
 from dpexp.study.records import RunsByCell, changed_fields
 
 RESULTS, FIGURE = "results.md", "figure.png"
@@ -59,7 +60,7 @@ class Results:
             self.answer(),
         ]
         if drawn and self.main_runs:
-            parts.append(f"![{escape(getattr(drawn, 'title', self.experiment.question))}]({FIGURE})")
+            parts.append(f"![{escape(drawn.title)}]({FIGURE})")
         for kind, runs in self.runs.items():
             parts += [f"## On {kind}", *self._tables(kind, runs), _setup(runs)]
         return "\n\n".join([*parts, INTERVALS]) + "\n"
@@ -85,13 +86,13 @@ class Results:
 
     def _tables(self, kind: str, runs: RunsByCell) -> Iterator[str]:
         """The figures of the cells, and the claims with their verdicts."""
-        columns = self.experiment.columns
+        columns = [metric(name) for name in self.experiment.columns]
         cells = tuple(
-            (cell, str(len(runs[cell])), *(metrics.table_cell(name, runs[cell]) for name in columns))
+            (cell, str(len(runs[cell])), *(table_cell(figure, runs[cell]) for figure in columns))
             for cell in self.experiment.cells
             if runs.get(cell)
         )
-        yield table(Table(("cell", "runs", *map(metrics.metric_title, columns)), cells))
+        yield table(Table(("cell", "runs", *(figure.title for figure in columns)), cells))
         verdicts = tuple(
             (verdict.claim.text, verdict.outcome, verdict.figures, "time" if verdict.is_timed else "fact")
             for verdict in self.verdicts[kind]
@@ -146,23 +147,24 @@ class Results:
 def fill(text: str, runs: RunsByCell) -> str:
     """The text with figures in place of ``{value METRIC CELL}`` and ``{ratio METRIC CELL CELL}``."""
 
-    def figures(match: re.Match[str]) -> str:
+    def shown_figure(match: re.Match[str]) -> str:
         what, name, cell, against = match.groups()
         missing = [cell for cell in (cell, against) if cell and not runs.get(cell)]
         if missing:
             return f"(not measured: {', '.join(missing)})"
-        kind, _ = metrics.metric(name)
-        show = units.ratio if what == "ratio" else kind.show
-        if not kind.is_timed:
-            fact = metrics.value(name, runs[cell])
-            return show(fact / metrics.value(name, runs[against]) if what == "ratio" else fact)
-        found = metrics.interval(name, runs[cell], runs[against] if what == "ratio" else None)
+        figure = metric(name)
+        runs_of_cell, baseline = runs[cell], runs[against] if what == "ratio" else None
+        unit = "x" if what == "ratio" else figure.unit
+        if not is_timed(figure):
+            fact = value(figure, runs_of_cell)
+            return units.text(fact / value(figure, baseline) if baseline else fact, unit)
+        found = interval(figure, runs_of_cell, baseline)
         if found is None:
             return f"(not measured: {name})"
-        ends = f"{show(found.low)} to {show(found.high)}" if found.is_known else ONE_RUN
-        return f"{show(found.value)} ({ends})"
+        shown, *ends = (units.text(number, unit) for number in (found.value, found.low, found.high))
+        return f"{shown} ({' to '.join(ends) if found.is_known else ONE_RUN})"
 
-    return _PLACEHOLDER.sub(figures, text)
+    return _PLACEHOLDER.sub(shown_figure, text)
 
 
 def _setup(runs: RunsByCell) -> str:

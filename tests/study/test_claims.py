@@ -10,7 +10,7 @@ from dpexp.config.run_config import RunConfig
 from dpexp.record.view import RecordView
 from dpexp.study.claims import judge
 from dpexp.study.experiment import Bars, Claim, Experiment
-from dpexp.study.metrics import table_cell
+from dpexp.study.metrics import metric, table_cell
 from dpexp.study.records import Rounds
 from dpexp.study.results import fill
 
@@ -103,7 +103,7 @@ def test_rates_are_compared_over_runs_and_what_is_not_known_is_not_measured() ->
     assert outcome(faster) == "holds"
     for name in ("peak_bytes", "flops_per_s"):
         (verdict,) = judge(experiment(Claim("?", name, "lost", ">", 0), cells=("lost",)), LOST)
-        assert (verdict.outcome, table_cell(name, LOST["lost"])) == ("not measured", "-")
+        assert (verdict.outcome, table_cell(metric(name), LOST["lost"])) == ("not measured", "-")
 
 
 def test_an_answer_may_state_that_a_claim_is_not_shown() -> None:

@@ -123,30 +123,17 @@ def test_a_config_that_differs_from_the_records_is_found(small: Path) -> None:
     assert "two.r1 was made with another config: steps" in problems(small)
 
 
-FUNCTION = """
-def FIGURE(runs):
-    from dpexp.report import style
-    return style.figure_with_axes(8, 1)[0]
-"""
-
-
-@pytest.mark.parametrize(
-    ("figure", "title"), [("FIGURE = Bars('Eight', 'rows', {'two': 'two'})", "Eight"), (FUNCTION, "(8")]
-)
-def test_an_old_picture_is_found_and_a_new_one_carries_its_digest(
-    small: Path, figure: str, title: str
-) -> None:
+def test_an_old_picture_is_found_and_a_new_one_carries_its_digest(small: Path) -> None:
     config, picture = small / "config.py", small / "figure.png"
-    config.write_text(f"{config.read_text()}\n{figure}\n")
+    config.write_text(f"{config.read_text()}\nFIGURE = Bars('Eight', 'rows', {{'two': 'two'}})\n")
     assert "figure.png is not drawn from the Records" in problems(small)
     Results(load_experiment(small)).write()
     assert problems(small) == ""
-    changed(config, title, f"{title}5")
-    assert "figure.png is not drawn from the Records" in problems(small)
     before = picture.read_bytes()
+    changed(config, "Eight", "Nine")
+    assert "figure.png is not drawn from the Records" in problems(small)
     Results(load_experiment(small)).write()
     assert picture.read_bytes() != before
-    assert problems(small) == ""
 
 
 def test_missing_parts_of_an_experiment_are_named(small: Path) -> None:
