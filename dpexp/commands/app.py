@@ -51,7 +51,7 @@ def run_app(app: typer.Typer) -> None:
     buffer_stdout()
     code: Any = Exit.DONE
     try:
-        _call(app)
+        app(prog_name=Path(sys.argv[0]).name)
     except (ConfigError, JournalError) as error:
         print_error(error, text_of(error))
         code = Exit.USAGE
@@ -65,26 +65,6 @@ def run_app(app: typer.Typer) -> None:
     if "LOCAL_RANK" in os.environ:  # started by torchrun
         end_rank(int(code or 0))
     sys.exit(code)
-
-
-def _call(app: typer.Typer) -> None:
-    """Call the command of this process's command line.
-
-    The command that the first words name is an app by itself. A group would build all of its commands, and
-    Typer imports pydantic to parse the options of a group: that takes twice as long.
-    """
-    program, words = [Path(sys.argv[0]).name], sys.argv[1:]
-    for group in app.registered_groups:
-        if words[:1] == [group.name] and group.typer_instance is not None:
-            program.append(words.pop(0))
-            app = group.typer_instance
-            break
-    for command in app.registered_commands if len(app.registered_commands) > 1 else ():
-        if words[:1] == [command.name]:
-            program.append(words.pop(0))
-            app = make_app("")
-            app.registered_commands = [command]
-    app(words, prog_name=" ".join(program))
 
 
 def buffer_stdout() -> None:

@@ -69,7 +69,6 @@ _Track = Annotated[
     context_settings={"ignore_unknown_options": True, "help_option_names": ["-h", "--help"]},
 )
 def sweep(
-    ctx: typer.Context,
     words: _Words,
     repeat: _Repeat = None,
     resume: _Resume = False,
@@ -92,8 +91,7 @@ def sweep(
     elif publish:
         raise ConfigError("--publish is for an experiment, which has a folder")
     else:
-        flags = [flag for option in ctx.command.params for flag in option.opts]
-        plan, left_out = plan_of(words, flags, repeat or _REPEATS)
+        plan, left_out = plan_of(words, repeat or _REPEATS)
         for reason in left_out:
             say(f"left out: {reason}", err=True)
     current = _sweep(plan, resume)

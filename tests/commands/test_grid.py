@@ -16,11 +16,11 @@ SHORT = ["--steps", "2", "--warmup", "1", "--phase-steps", "0"]
 
 
 def left_out(*words: str) -> list[str]:
-    return plan_of(words, (), repeats=3)[1]
+    return plan_of(words, repeats=3)[1]
 
 
 def configs(*words: str) -> dict[str, RunConfig]:
-    return dict(plan_of(words, (), repeats=3)[0].runs)
+    return dict(plan_of(words, repeats=3)[0].runs)
 
 
 def test_each_combination_of_values_is_a_cell() -> None:
@@ -150,7 +150,7 @@ def test_a_sweep_resumes_under_one_parent_and_ends_in_one_comparison(dpexp_home:
     assert script("sweep.py", *words, "--no-track").returncode == 0
     done = script("sweep.py", *words, "--resume")
     assert done.returncode == 0, done.stderr
-    sweep = Sweep.latest(plan_of([*words[:6], *SHORT], (), repeats=1)[0])
+    sweep = Sweep.latest(plan_of([*words[:6], *SHORT], repeats=1)[0])
     assert sweep is not None
     folder, *runs = sweep.run_folders()
     assert sorted(Record.load(run).name for run in runs) == ["single.r1", "whole.r1"]
