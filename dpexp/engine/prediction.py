@@ -82,7 +82,7 @@ def predict(prepared: Prepared, batches: Sequence[Batch]) -> Prediction:
     except Exception as error:
         # of any kind: a branch on a value, or without data PyTorch's _grouped_mm, which takes bfloat16 alone
         note = f"{describe(error)} on tensors without data: real batches ran on virtual devices instead"
-    return emulation.observed(copied_module(prepared.model), batches, note)
+    return emulation.predict(copied_module(prepared.model), batches, note)
 
 
 class Emulation:
@@ -105,9 +105,9 @@ class Emulation:
             model = copied_module(self._prepared.model)
         fake = [batch.changed(mode.from_tensor) for batch in batches]
         with mode, devices.prediction(), _without_the_log_of_failures():
-            return self.observed(model, fake)
+            return self.predict(model, fake)
 
-    def observed(self, model: nn.Module, batches: Sequence[Batch], note: str = "") -> Prediction:
+    def predict(self, model: nn.Module, batches: Sequence[Batch], note: str = "") -> Prediction:
         """The prediction from these batches, by a model that it lays out."""
         loss = self._prepared.data.objective.of(model).loss
         placed = self._strategy.place(model, [*map(torch.device, self._names)], Timer())

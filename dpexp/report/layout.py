@@ -98,7 +98,9 @@ def where(record: Record) -> str:
     used = record.devices["used"]
     if not used:
         return ""
-    return f" on {stage(record)}: {units.span(used)}; results on {record.devices['output'] or used[0]}"
+    return (
+        f" on {stage(record)}: {units.device_names(used)}; results on {record.devices['output'] or used[0]}"
+    )
 
 
 def stage(record: Record) -> str:

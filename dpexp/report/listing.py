@@ -41,7 +41,7 @@ def runs(summaries: Sequence[RunSummary], delivered: Mapping[str, str], *, width
         "name": [printable_line(run.name) for run in summaries],
         "strategy": [run.strategy for run in summaries],
         "execution": [run.execution for run in summaries],
-        "devices": [units.span(run.devices) for run in summaries],
+        "devices": [units.device_names(run.devices) for run in summaries],
         "verified": ["in part" if run.gaps and run.verified else verified[run.verified] for run in summaries],
         **_figures(summaries),
         "status": [_status(run) for run in summaries],

@@ -20,7 +20,7 @@ def work_section(view: RecordView) -> Section | None:
     for row in record.memory_use:
         sizes = tuple(units.size(row[key]) if key in row else "-" for key in shown)
         alike.setdefault(sizes, []).append(row["device"])
-    rows = tuple((units.span(devices), *sizes) for sizes, devices in alike.items())
+    rows = tuple((units.device_names(devices), *sizes) for sizes, devices in alike.items())
     table = Table(("device", *(HEADINGS.get(key, key) for key in shown)), rows) if rows else None
     note = f"memory and FLOPs of a step: {work['note']}" if work.get("note") else ""
     lines = [note] if note else [_computed(view), _tokens(view)]

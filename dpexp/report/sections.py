@@ -186,7 +186,7 @@ def device_map_section(view: RecordView) -> Section | None:
         cells += [units.size(place.optimizer)] * has_state + [peaks.get(place.device, "-")] * bool(peaks)
         devices.setdefault(tuple(cells), []).append(place.device)
     rows = [
-        (units.span(names), modules, f"{size} each" if len(names) > 1 else size, *more)
+        (units.device_names(names), modules, f"{size} each" if len(names) > 1 else size, *more)
         for (modules, size, *more), names in devices.items()
     ]
     more = (*["optimizer state"] * has_state, *["peak memory"] * bool(peaks))

@@ -115,7 +115,7 @@ def counted(words: Iterable[str], joint: str = " + ") -> str:
     return joint.join(word if count == 1 else f"{count} × {word}" for word, count in runs)
 
 
-def span(names: Sequence[str]) -> str:
+def device_names(names: Sequence[str]) -> str:
     """Device names; of more than three, the first and the last: ``cpu:0, cpu:1`` or ``cpu:0 … cpu:31``."""
     return ", ".join(names) if len(names) <= 3 else f"{names[0]} … {names[-1]}"
 

@@ -97,7 +97,7 @@ class Sweep:
         if changed := changed_fields(self.plan.runs[planned.cell], record.config):
             since = f"cell '{planned.cell}' has changed since that sweep ({', '.join(changed)})"
             raise ConfigError(f"{since}: sweep without --resume")
-        if files := changed_files(record, record.config):
+        if files := changed_files(record):
             raise ConfigError(f"cell '{planned.cell}': {files[0]}; or sweep without --resume")
         return record.status == "finished"
 
