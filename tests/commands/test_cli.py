@@ -4,7 +4,6 @@ import json
 import re
 import shlex
 import subprocess
-from operator import attrgetter
 from pathlib import Path
 
 import pytest
@@ -13,9 +12,8 @@ from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
 from dpexp.commands import report, run, runs, sweep, ui
-from dpexp.commands.options import PANELS, RANKS
-from dpexp.config.options import flag_name, option_fields
-from dpexp.config.run_config import RunConfig, option_names
+from dpexp.config.options import flag_name
+from dpexp.config.run_config import option_names
 from dpexp.config.strategy_options import STRATEGY_OPTIONS
 from dpexp.models.registry import MODELS
 from dpexp.record.batches import batches
@@ -51,12 +49,6 @@ def test_help_has_panels_the_strategys_own_first(strategy: str) -> None:
     assert re.findall(r"^╭─ (.*?) ─", shown, re.MULTILINE) == ["Options", *own, *titles]
     assert "random[:samples=100]" in shown, "brackets in a text are not markup"
     assert "[env var: DPEXP_BATCH_SIZE]" in shown
-
-
-def test_every_option_that_all_strategies_have_is_in_a_panel() -> None:
-    listed = [name for names in PANELS.values() for name in names]
-    shared = [*map(attrgetter("name"), option_fields(RunConfig)), *RANKS]
-    assert sorted(listed) == sorted(shared)
 
 
 def commands() -> dict[str, TyperCommand]:
