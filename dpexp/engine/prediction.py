@@ -108,7 +108,7 @@ class Emulation:
             return self.predict(model, fake)
 
     def predict(self, model: nn.Module, batches: Sequence[Batch], note: str = "") -> Prediction:
-        """The prediction from these batches, by a model that it lays out."""
+        """The prediction from these batches, by a model that it lays out. Raises PlacementError."""
         loss = self._prepared.data.objective.of(model).loss
         placed = self._strategy.place(model, [*map(torch.device, self._names)], Timer())
         try:
@@ -159,12 +159,12 @@ def _renamed(placed: Placed, shapes: list[Row], names: dict[str, str], note: str
 def _mixed_devices(error: Exception, names: dict[str, str]) -> str:
     """The message for an operation on two devices; empty for any other error."""
     message = text_of(error)
-    found = list(dict.fromkeys(re.findall(r"\bcpu(?::\d+)?", message)))
-    if isinstance(error, ValueError) or "device" not in message or len(found) < 2:
+    mixed = list(dict.fromkeys(re.findall(r"\bcpu(?::\d+)?", message)))[:2]
+    if isinstance(error, ValueError) or "device" not in message or len(mixed) < 2:
         return ""
-    first, second = (names.get(device, device) for device in found[:2])
+    first, second = (names.get(device, device) for device in mixed)
     remedy = "put the modules that meet there on one device"
-    if devices.label(devices.HOST) in found[:2]:
+    if devices.label(devices.HOST) in mixed:
         remedy += "; a plain tensor stays on the host: make it a buffer, or on the device of an input"
     return f"this layout mixes devices {first} and {second}{_where(error)}: {remedy}"
 

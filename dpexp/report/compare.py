@@ -62,13 +62,13 @@ def _contents(record: Record) -> str:
     """The digests of the files and objects that the model and the data come from; empty without any."""
     texts = [str(record.config.get(key, "")) for key in ("model", "data")]
     texts += [text.replace(".", "/") for text in texts]  # a module, of which the file is recorded
-    found = []
+    digests = []
     for row in record.files:
         path = str(row.get("path"))
         stem = path.removesuffix("/__init__.py").removesuffix(".py")
         if any(stem in text for text in texts):
-            found.append(f"{path} {str(row.get('sha256'))[:8]}")
-    return ", ".join(found)
+            digests.append(f"{path} {str(row.get('sha256'))[:8]}")
+    return ", ".join(digests)
 
 
 @dataclass
@@ -104,9 +104,9 @@ class Cell:
 
     def metrics(self) -> dict[str, float]:
         """{name: the mean over the runs of its last value}, of metrics that every run has."""
-        found = [run.metrics for run in self.runs.values()]
-        names = [name for name in found[0] if all(name in metrics for metrics in found)]
-        return {name: statistics.fmean(metrics[name] for metrics in found) for name in names}
+        of_runs = [run.metrics for run in self.runs.values()]
+        names = [name for name in of_runs[0] if all(name in metrics for metrics in of_runs)]
+        return {name: statistics.fmean(metrics[name] for metrics in of_runs) for name in names}
 
     def speed_up(self, baseline: Cell) -> Interval:
         """How many times faster than the baseline, with its 95% interval."""

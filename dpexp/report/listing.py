@@ -90,13 +90,13 @@ def _status(run: RunSummary) -> str:
 
 def models_sections(registry: Sequence[Row]) -> list[Section]:
     """The registry of ``dpexp.engine.inventory``: each model with its options."""
-    found = []
+    sections = []
     for model in registry:
         options = ((f"{option['option']}={option['default']}", option["help"]) for option in model["options"])
-        found.append(Section(f"{model['model']}: {model['help']}", commands=tuple(options)))
+        sections.append(Section(f"{model['model']}: {model['help']}", commands=tuple(options)))
     lines = (
         "--model NAME:KEY=VALUE,... sets options",
         "--model package.module:factory or file.py:factory is your own",
         "`single --model NAME --dry-run --full` shows the modules that a model is made of",
     )
-    return [*found, Section("How to use them", lines)]
+    return [*sections, Section("How to use them", lines)]

@@ -46,13 +46,13 @@ def _tokens(view: RecordView) -> str:
 
 def profile_section(record: Record) -> Section | None:
     """Where the trace and the table of ``--profile`` are, or why there are none."""
-    found = record.work.get("profile")
-    if found is None:
+    profile = record.work.get("profile")
+    if profile is None:
         return None
-    if "note" in found:
-        return Section("Profile", (found["note"],))
+    if "note" in profile:
+        return Section("Profile", (profile["note"],))
     line = (
-        f"{plural(found['steps'], 'step')} under torch.profiler: {PROFILE_TRACE} opens in ui.perfetto.dev, "
+        f"{plural(profile['steps'], 'step')} under torch.profiler: {PROFILE_TRACE} opens in ui.perfetto.dev, "
         f"{PROFILE_TABLE} has the costliest operators; both are in the run's folder"
     )
     return Section("Profile", (f"{line} and in MLflow" if record.is_tracked else line,))

@@ -135,19 +135,19 @@ def _steps(view: RecordView) -> str:
 
 def _rates(view: RecordView) -> str:
     """The figures that stand at ``At.TERMINAL``; those that are built on the step time need one."""
-    found = []
+    texts = []
     for figure in figures(At.TERMINAL):
         value = figure.of(view)
         if figure.name == "loss" and value:
-            found.append(f"loss {value[0]:.4g} (initial), {value[-1]:.4g} (final)")
+            texts.append(f"loss {value[0]:.4g} (initial), {value[-1]:.4g} (final)")
         elif isinstance(value, Mapping):
-            found += [f"{name} {number:.4g}" for name, number in value.items()]
+            texts += [f"{name} {number:.4g}" for name, number in value.items()]
         elif (number := figure.number(view)) and not (view.noise and figure.name in OF_STEP_TIME):
             text = units.text(number, figure.unit)
-            found.append(f"{figure.title} {text}" if figure.unit else f"{text} {figure.title}")
+            texts.append(f"{figure.title} {text}" if figure.unit else f"{text} {figure.title}")
             if figure.name == "samples_per_s" and view.record.execution == "virtual":
-                found[-1] += " on this CPU"
-    return "; ".join(found)
+                texts[-1] += " on this CPU"
+    return "; ".join(texts)
 
 
 # --- shapes and device map -----------------------------------------------------------------------
@@ -201,10 +201,10 @@ def _moved(view: RecordView) -> list[str]:
     for move in view.moves:
         moved["backward" if move.is_backward else "forward"][move.what] += move.bytes
     return [
-        f"{way} moves {units.size(found.total())}: "
-        + ", ".join(f"{units.size(count)} by {what}" for what, count in found.items())
-        for way, found in moved.items()
-        if found
+        f"{way} moves {units.size(sizes.total())}: "
+        + ", ".join(f"{units.size(count)} by {what}" for what, count in sizes.items())
+        for way, sizes in moved.items()
+        if sizes
     ]
 
 

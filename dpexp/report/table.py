@@ -149,8 +149,8 @@ def _text(cell: Cell, figure: Figure, baseline: Cell) -> str:
     if figure.name in OF_TWO_CELLS and not _is_compared(cell, baseline):
         return "-"
     if figure.name == "speed_up":
-        found = cell.speed_up(baseline)
-        return f"{_interval(found)} {verdict(found)}".strip()
+        speed_up = cell.speed_up(baseline)
+        return f"{_interval(speed_up)} {verdict(speed_up)}".strip()
     if figure.name == "efficiency":
         return units.text(cell.efficiency(baseline), figure.unit)
     number = cell.number(figure)

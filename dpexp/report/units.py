@@ -129,14 +129,14 @@ def short_names(names: Sequence[str], most: int) -> list[str]:
     return list(names)
 
 
-def noise_text(found: Noise) -> str:
+def noise_text(noise: Noise) -> str:
     """The reason with its figures: between which bounds the median lies, and what outliers hold."""
-    low, high = ms(found.low), ms(found.high)
-    bounds = f"the median of {plural(found.n, 'step')} lies between {low} and {high}"
-    return f"{bounds}, {held(found, 'them')}" if found.are_interrupted else bounds
+    low, high = ms(noise.low), ms(noise.high)
+    bounds = f"the median of {plural(noise.n, 'step')} lies between {low} and {high}"
+    return f"{bounds}, {held(noise, 'them')}" if noise.are_interrupted else bounds
 
 
-def held(found: Noise, steps: str = "") -> str:
+def held(noise: Noise, steps: str = "") -> str:
     """Which part of the time outliers hold: ``3 of 75 steps hold 62% of the time``."""
-    verb = "holds" if found.outliers == 1 else "hold"
-    return f"{found.outliers} of {steps or plural(found.n, 'step')} {verb} {percent(found.share)} of the time"
+    verb = "holds" if noise.outliers == 1 else "hold"
+    return f"{noise.outliers} of {steps or plural(noise.n, 'step')} {verb} {percent(noise.share)} of the time"

@@ -60,13 +60,13 @@ def _judge(claim: Claim, cells: Sequence[str], runs: RunsByCell) -> Verdict:
 
 
 def _timed(claim: Claim, figure: Figure, runs: Rounds, against: Rounds | None) -> tuple[ClaimOutcome, str]:
-    found = interval(figure, runs, against)
-    if found is None:
+    estimate = interval(figure, runs, against)
+    if estimate is None:
         return ClaimOutcome.NOT_MEASURED, f"no {claim.metric} in the records"
-    satisfied = {RELATIONS[claim.relation](end, claim.value) for end in (found.low, found.high)}
-    is_open = not found.is_known or len(satisfied) > 1
+    satisfied = {RELATIONS[claim.relation](end, claim.value) for end in (estimate.low, estimate.high)}
+    is_open = not estimate.is_known or len(satisfied) > 1
     outcome = ClaimOutcome.NOT_SHOWN if is_open else _outcome(satisfied == {True})
-    return outcome, found.text("x" if claim.against else figure.unit)
+    return outcome, estimate.text("x" if claim.against else figure.unit)
 
 
 def _fact(claim: Claim, figure: Figure, runs: Rounds, against: Rounds | None) -> tuple[ClaimOutcome, str]:

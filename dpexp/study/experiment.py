@@ -123,6 +123,7 @@ class Experiment:
 
     @property
     def name(self) -> str:
+        """The name of its folder."""
         return self.folder.name
 
     @property
@@ -146,11 +147,11 @@ class Experiment:
 
     def cells_matching(self, pattern: str) -> list[str]:
         """The cells that match a pattern of a claim. Raises ConfigError if none does."""
-        found = [cell for cell in self.cells if fnmatchcase(cell, pattern)]
-        if not found:
+        matching = [cell for cell in self.cells if fnmatchcase(cell, pattern)]
+        if not matching:
             cells = ", ".join(self.cells) + did_you_mean(pattern, self.cells)
             raise ConfigError(f"{self.folder / CONFIG}: no cell matches '{pattern}'; there are {cells}")
-        return found
+        return matching
 
 
 def load_experiment(folder: Path) -> Experiment:

@@ -70,9 +70,9 @@ def _line(spec: Lines, label: str, points: Mapping[float, str], runs: RunsByCell
             continue
         if not is_timed(figure):
             numbers = (float(value(figure, runs[cell])),) * 3
-        elif (found := interval(figure, runs[cell], runs[against] if against else None)) is not None:
-            ends = (found.low, found.high) if found.is_known else (found.value, found.value)
-            numbers = (found.value, *ends)
+        elif (estimate := interval(figure, runs[cell], runs[against] if against else None)) is not None:
+            ends = (estimate.low, estimate.high) if estimate.is_known else (estimate.value,) * 2
+            numbers = (estimate.value, *ends)
         else:
             continue
         for key, number in zip(("x", "y", "low", "high"), (float(x), *numbers), strict=True):

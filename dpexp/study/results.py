@@ -12,11 +12,13 @@ from pathlib import Path
 from dpexp.record.record import Record
 from dpexp.report import units
 from dpexp.report.intervals import ONE_RUN, interval
+from dpexp.report.layout import accelerator_names
 from dpexp.report.markdown import escape, table
 from dpexp.report.section import Table
-from dpexp.study import claims, figure
+from dpexp.study import claims
 from dpexp.study.claims import Verdict
 from dpexp.study.experiment import CONFIG, ClaimOutcome, Experiment
+from dpexp.study.figure import save, shows
 from dpexp.study.metrics import is_timed, metric, table_cell, value
 from dpexp.study.records import RunsByCell, changed_fields
 
@@ -104,22 +106,22 @@ class Results:
         experiment, folder = self.experiment, self.experiment.folder
         if not self.runs:
             return [f"{experiment.records}: no Records"]
-        found = [problem for kind in self.runs for problem in self._record_problems(kind)]
+        problems = [problem for kind in self.runs for problem in self._record_problems(kind)]
         update = f"python scripts/report.py experiments/{experiment.name}"
         path = folder / RESULTS
         if not path.is_file() or path.read_text(encoding="utf-8") != self.text():
-            found.append(f"{path} is not what the Records give: {update}")
+            problems.append(f"{path} is not what the Records give: {update}")
         drawn = experiment.figure
-        if drawn and not figure.shows(folder / FIGURE, drawn, self.main_runs):
-            found.append(f"{folder / FIGURE} is not drawn from the Records: {update}")
+        if drawn and not shows(folder / FIGURE, drawn, self.main_runs):
+            problems.append(f"{folder / FIGURE} is not drawn from the Records: {update}")
         for kind, verdicts in self.verdicts.items():
-            found += [
+            problems += [
                 f"{folder / CONFIG}: claim “{verdict.claim.text}”: {verdict.outcome} on {kind}, "
                 f"not {verdict.claim.stated}: {verdict.figures}"
                 for verdict in verdicts
                 if not verdict.is_as_stated
             ]
-        return found
+        return problems
 
     def _record_problems(self, kind: str) -> Iterator[str]:
         """The cells that lack a round, and the Records of another config."""
@@ -140,7 +142,7 @@ class Results:
         path.write_text(self.text(), encoding="utf-8")
         if not self.experiment.figure or not self.main_runs:
             return [path]
-        figure.save(self.experiment.figure, self.main_runs, picture)
+        save(self.experiment.figure, self.main_runs, picture)
         return [path, picture]
 
 
@@ -158,11 +160,11 @@ def fill(text: str, runs: RunsByCell) -> str:
         if not is_timed(figure):
             fact = value(figure, runs_of_cell)
             return units.text(fact / value(figure, baseline) if baseline else fact, unit)
-        found = interval(figure, runs_of_cell, baseline)
-        if found is None:
+        estimate = interval(figure, runs_of_cell, baseline)
+        if estimate is None:
             return f"(not measured: {name})"
-        shown, *ends = (units.text(number, unit) for number in (found.value, found.low, found.high))
-        return f"{shown} ({' to '.join(ends) if found.is_known else ONE_RUN})"
+        shown, *ends = (units.text(number, unit) for number in (estimate.value, estimate.low, estimate.high))
+        return f"{shown} ({' to '.join(ends) if estimate.is_known else ONE_RUN})"
 
     return _PLACEHOLDER.sub(shown_figure, text)
 
@@ -190,13 +192,11 @@ def _setup(runs: RunsByCell) -> str:
     return "\n".join(f"- {name}: {escape(text)}" for name, text in lines.items())
 
 
-def _distinct(found: Iterable[object]) -> str:
-    return ", ".join(sorted(set(map(str, found))))
+def _distinct(values: Iterable[object]) -> str:
+    return ", ".join(sorted(set(map(str, values))))
 
 
 def _machine(record: Record) -> str:
     """The processor with its count, and the accelerators of a run's machine."""
-    environment = record.environment
-    accelerators = [str(device["name"]) for device in environment.get("accelerators") or []]
-    cpu = f"{environment.get('cpu')}, {environment.get('cpu_count')} cores"
-    return f"{cpu}, {units.repeated(accelerators, ', ')}" if accelerators else cpu
+    cpu = f"{record.environment.get('cpu')}, {record.environment.get('cpu_count')} cores"
+    return ", ".join(filter(None, [cpu, units.repeated(accelerator_names(record), ", ")]))

@@ -47,6 +47,7 @@ class CompletedRun:
 
     @property
     def finished(self) -> bool:
+        """Whether the run left a Record of status ``finished``."""
         return self.record is not None and self.record.status == "finished"
 
 
@@ -75,13 +76,13 @@ class Sweep:
     @property
     def records(self) -> dict[str, Record]:
         """{name: Record} of its runs on this disk: of several of one name the finished one, else the last."""
-        found: dict[str, Record] = {}
+        by_name: dict[str, Record] = {}
         for folder in folders(self.folder.parent):
             with suppress(JournalError):  # of a run that `runs.py list` names
                 record = Record.load(folder)
                 if record.parent == self.folder.name:
-                    found[record.name] = max(record, found.get(record.name, record), key=_rank)
-        return found
+                    by_name[record.name] = max(record, by_name.get(record.name, record), key=_rank)
+        return by_name
 
     def missing(self) -> list[PlannedRun]:
         """The runs that have not finished, in the order of execution.
