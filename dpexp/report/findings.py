@@ -45,6 +45,20 @@ def too_noisy(view: RecordView) -> str:
     )
 
 
+def never_applied(view: RecordView) -> str:
+    """The run ends while gradients accumulate: the last batches have trained nothing."""
+    config, rows = view.record.config, view.record.steps["samples"]
+    window = config.get("accumulate", 1)
+    left = len(rows) % window
+    if view.record.status != "finished" or config.get("eval") or not left:
+        return ""
+    return (
+        f"The last {plural(left, 'batch')} of {len(rows)} trained nothing: an update needs {window} "
+        f"(--accumulate). End with a full window, as --steps {len(rows) - left} or "
+        f"{len(rows) - left + window}."
+    )
+
+
 def copied_parameters(view: RecordView) -> str:
     """Copying the parameters to the replicas in every forward takes more than 10% of a step."""
     phases, moved = _phases(view), replicated_bytes(view.record)
@@ -131,6 +145,7 @@ def _phases(view: RecordView) -> dict[str, Phase]:
 
 FINDINGS: dict[str, Callable[[RecordView], str]] = {
     "cannot be judged": too_noisy,
+    "gradients never applied": never_applied,
     "copying parameters": copied_parameters,
     "mostly overhead": overhead,
     "idle devices": idle_devices,

@@ -30,7 +30,7 @@ def test_every_finding_is_documented_in_the_order_of_reports() -> None:
     page = (ROOT / "docs" / "layouts.md").read_text()
     table = page[page.index("| finding | raised when | try |") :].split("\n\n")[0]
     assert [line.split("|")[1].strip() for line in table.splitlines()[2:]] == [*FINDINGS]
-    assert [*texts(whole(8, phases=COPYING, replica_share=0.1))] == [*FINDINGS][1:]
+    assert [*texts(whole(8, phases=COPYING, replica_share=0.1))] == [*FINDINGS][2:]
 
 
 def test_nothing_but_the_layout_is_found_in_times_that_cannot_be_judged() -> None:
@@ -41,6 +41,16 @@ def test_nothing_but_the_layout_is_found_in_times_that_cannot_be_judged() -> Non
     assert found["cannot be judged"].startswith(
         "This run cannot be judged: the median of 75 steps lies between "
     )
+
+
+def test_a_run_that_ends_within_a_window_of_accumulation_is_found() -> None:
+    record = whole(2, phases=BUSY, steps=10)
+    record.config["accumulate"] = 4
+    found = texts(record)["gradients never applied"]
+    assert found.startswith("The last 2 batches of 10 trained nothing")
+    assert found.endswith("--steps 8 or 12.")
+    record.config["accumulate"] = 5
+    assert "gradients never applied" not in texts(record)
 
 
 def test_batches_that_leave_devices_idle_are_found() -> None:
