@@ -11,10 +11,11 @@ from __future__ import annotations
 import logging
 import re
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -28,7 +29,6 @@ from dpexp.data.rng import kept_globals
 from dpexp.engine.prepared import Prepared
 from dpexp.measurement.observe import device_map, observe
 from dpexp.record.record import Row
-from dpexp.strategies.placed import Placed
 from dpexp.timing import Timer
 
 _TORCH = Path(torch.__file__).parent
@@ -119,7 +119,11 @@ class Emulation:
             if message:
                 raise PlacementError(message) from error
             raise
-        return _renamed(placed, shapes, self._names, note)
+        facts = {"used": [*map(str, placed.devices)], "output": str(placed.output_device)}
+        names = self._names
+        return Prediction(
+            _renamed(shapes, names), _renamed(device_map(placed), names), _renamed(facts, names), note
+        )
 
 
 @contextmanager
@@ -134,26 +138,13 @@ def _without_the_log_of_failures() -> Iterator[None]:
         log.disabled = before
 
 
-def _renamed(placed: Placed, shapes: list[Row], names: dict[str, str], note: str) -> Prediction:
-    """The prediction with the names of the devices that the virtual ones stand for."""
-
-    def name(device: torch.device | str) -> str:
-        return names.get(str(device), str(device))
-
-    def renamed(row: Row) -> Row:
-        moved: Row = {
-            key: {name(device): count for device, count in row[key].items()}
-            for key in ("moved", "moved_back")  # by a transfer
-            if key in row
-        }
-        return {**row, "device": name(row["device"]), **moved}
-
-    return Prediction(
-        [renamed(row) for row in shapes],
-        [{**renamed(row), "replicas": [*map(name, row["replicas"])]} for row in device_map(placed)],
-        {"used": [*map(name, placed.devices)], "output": name(placed.output_device)},
-        note,
-    )
+def _renamed(value: Any, names: Mapping[str, str]) -> Any:
+    """The value with the names of the devices that the virtual ones stand for, in keys too."""
+    if isinstance(value, dict):
+        return {_renamed(key, names): _renamed(item, names) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_renamed(item, names) for item in value]
+    return names.get(value, value) if isinstance(value, str) else value
 
 
 def _mixed_devices(error: Exception, names: dict[str, str]) -> str:
