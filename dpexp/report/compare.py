@@ -11,8 +11,8 @@ from __future__ import annotations
 import json
 import re
 import statistics
-from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -71,12 +71,12 @@ def _contents(record: Record) -> str:
     return ", ".join(digests)
 
 
-@dataclass
+@dataclass(frozen=True)
 class Cell:
     """The runs of one config on one machine, by round of a sweep or by id. ``rows``: of its usual batch."""
 
     rows: int
-    runs: dict[Hashable, RecordView] = field(default_factory=dict)
+    runs: Mapping[Hashable, RecordView]
 
     @property
     def first(self) -> Record:
@@ -117,12 +117,12 @@ class Cell:
         return self.speed_up(baseline).value * baseline.devices / self.devices
 
 
-@dataclass
+@dataclass(frozen=True)
 class Group:
     """Cells that may be ranked against each other."""
 
     key: GroupKey
-    cells: list[Cell] = field(default_factory=list)
+    cells: Sequence[Cell]
 
     @property
     def baseline(self) -> Cell:
@@ -152,7 +152,7 @@ class Group:
         return sorted(self.cells, key=lambda cell: cell.typical_ms) if is_judged else []
 
 
-@dataclass
+@dataclass(frozen=True)
 class Comparison:
     """Groups, that of the newest run first, and the runs that could not be compared, each with the reason."""
 
@@ -187,8 +187,7 @@ class Comparison:
 
 def compare(folders: Sequence[Path]) -> Comparison:
     """Read and group the runs of these folders; what sweeps record of themselves is no run."""
-    groups: dict[GroupKey, Group] = {}
-    cells: dict[Hashable, Cell] = {}
+    runs: dict[GroupKey, dict[tuple[str, int], dict[Hashable, RecordView]]] = {}
     left_out = []
     for folder in folders:
         try:
@@ -201,16 +200,16 @@ def compare(folders: Sequence[Path]) -> Comparison:
         view = RecordView(record)
         if record.status != "finished" or (usual := view.usual) is None:
             why = record.error.get("message") if record.error else "" if view.usual else "no measured steps"
-            left_out.append(
-                (record.name or record.run_id, f"{record.status}: {why}" if why else record.status)
-            )
+            label = record.name or record.run_id
+            left_out.append((label, f"{record.status}: {why}" if why else record.status))
             continue
-        key = group_key(record)
-        cell = cells.setdefault((key, config_key(record), usual.rows), Cell(usual.rows))
-        if not cell.runs:
-            groups.setdefault(key, Group(key)).cells.append(cell)
-        cell.runs[_round(record)] = view
-    return Comparison(sorted(groups.values(), key=lambda group: group.newest, reverse=True), left_out)
+        cells = runs.setdefault(group_key(record), {})
+        cells.setdefault((config_key(record), usual.rows), {})[_round(record)] = view
+    groups = [
+        Group(key, [Cell(rows, of_cell) for (_, rows), of_cell in cells.items()])
+        for key, cells in runs.items()
+    ]
+    return Comparison(sorted(groups, key=lambda group: group.newest, reverse=True), left_out)
 
 
 def _round(record: Record) -> Hashable:
