@@ -11,11 +11,11 @@ from typing import TextIO
 
 from dpexp.record.record import Record
 from dpexp.record.view import RecordView
-from dpexp.report.chrome_trace import chrome_trace
+from dpexp.report.chrome_trace import chrome_trace as trace_of
 from dpexp.report.figures import layout_figure, phases_figure
 from dpexp.report.markdown import markdown_text
 from dpexp.report.page import timeline_page
-from dpexp.report.sections import sections
+from dpexp.report.sections import sections as sections_of
 from dpexp.report.style import png
 from dpexp.report.terminal import terminal_text
 
@@ -33,12 +33,12 @@ def summary(
 
     Without ``full``, its long sections are cut. A terminal gets colours.
     """
-    return terminal_text(sections(RecordView.of(record), full=full), width=width, stream=stream)
+    return terminal_text(sections_of(RecordView.of(record), full=full), width=width, stream=stream)
 
 
 def note(record: Record | RecordView) -> str:
     """The short report in Markdown, for ``mlflow.note.content`` and a notebook."""
-    return markdown_text(sections(RecordView.of(record)))
+    return markdown_text(sections_of(RecordView.of(record)))
 
 
 def write_files(record: Record | RecordView, folder: Path) -> list[Path]:
@@ -51,7 +51,7 @@ def write_files(record: Record | RecordView, folder: Path) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     contents = {}
     if view.spans:
-        trace = json.dumps(chrome_trace(view), separators=(",", ":"))
+        trace = json.dumps(trace_of(view), separators=(",", ":"))
         contents = {"timeline.html": timeline_page(view).encode(), "trace.json": trace.encode()}
     for name, figure in {"phases.png": phases_figure(view), "layout.png": layout_figure(view)}.items():
         if figure is not None:
