@@ -54,12 +54,9 @@ class Interval:
 
     def text(self, unit: str) -> str:
         """``0.98x (95% interval 0.97x to 1.00x)``, or ``0.98x (from one run each: no interval)``."""
-        value, *ends = (units.text(number, unit) for number in (self.value, self.low, self.high))
-        return (
-            f"{value} (95% interval {' to '.join(ends)})"
-            if self.is_known
-            else f"{value} ({ONE_RUN}: no interval)"
-        )
+        value, low, high = (units.text(number, unit) for number in (self.value, self.low, self.high))
+        certainty = f"95% interval {low} to {high}" if self.is_known else f"{ONE_RUN}: no interval"
+        return f"{value} ({certainty})"
 
 
 def samples_of(figure: Figure, run: RecordView) -> list[float]:

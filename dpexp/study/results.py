@@ -163,8 +163,8 @@ def fill(text: str, runs: RunsByCell) -> str:
         estimate = interval(figure, runs_of_cell, baseline)
         if estimate is None:
             return f"(not measured: {name})"
-        shown, *ends = (units.text(number, unit) for number in (estimate.value, estimate.low, estimate.high))
-        return f"{shown} ({' to '.join(ends) if estimate.is_known else ONE_RUN})"
+        shown, low, high = (units.text(end, unit) for end in (estimate.value, estimate.low, estimate.high))
+        return f"{shown} ({f'{low} to {high}' if estimate.is_known else ONE_RUN})"
 
     return _PLACEHOLDER.sub(shown_figure, text)
 

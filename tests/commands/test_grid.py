@@ -111,17 +111,11 @@ def test_bad_input_is_exit_code_2_and_writes_nothing(words: list[str], dpexp_hom
     assert not list(dpexp_home.iterdir())
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--repeat", "4"], "--repeat: experiments/seed_tables/config.py has the options"),
-        (["--repeats", "4"], "--repeats: experiments/seed_tables/config.py has the options"),
-    ],
-)
-def test_an_experiment_has_its_options_in_its_config(words: list[str], message: str) -> None:
-    done = script("sweep.py", "experiments/seed_tables", *words, "--dry-run")
+@pytest.mark.parametrize("option", ["--repeat", "--repeats"])
+def test_an_experiment_has_its_options_in_its_config(option: str) -> None:
+    done = script("sweep.py", "experiments/seed_tables", option, "4", "--dry-run")
     assert (done.returncode, done.stdout) == (2, "")
-    assert message in done.stderr
+    assert f"{option}: experiments/seed_tables/config.py has the options" in done.stderr
 
 
 @pytest.mark.usefixtures("dpexp_home")
