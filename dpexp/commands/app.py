@@ -15,6 +15,7 @@ import typer
 from dpexp.config.errors import ConfigError, Terminated, describe, text_of
 from dpexp.config.printable import printable
 from dpexp.config.words import shortened
+from dpexp.distributed.job import end_rank
 from dpexp.record.files import JournalError
 from dpexp.record.redact import redact
 
@@ -50,7 +51,7 @@ def run_app(app: typer.Typer) -> None:
     buffer_stdout()
     code: Any = Exit.DONE
     try:
-        _call(app)
+        app(prog_name=Path(sys.argv[0]).name)
     except (ConfigError, JournalError) as error:
         print_error(error, text_of(error))
         code = Exit.USAGE
@@ -62,30 +63,8 @@ def run_app(app: typer.Typer) -> None:
     if not isinstance(code, int | None):
         sys.exit(code)
     if "LOCAL_RANK" in os.environ:  # started by torchrun
-        from dpexp.distributed.job import end_rank
-
         end_rank(int(code or 0))
     sys.exit(code)
-
-
-def _call(app: typer.Typer) -> None:
-    """Call the command of this process's command line.
-
-    The command that the first words name is an app by itself. A group would build all of its commands, and
-    Typer imports pydantic to parse the options of a group: that takes twice as long.
-    """
-    program, words = [Path(sys.argv[0]).name], sys.argv[1:]
-    for group in app.registered_groups:
-        if words[:1] == [group.name] and group.typer_instance is not None:
-            program.append(words.pop(0))
-            app = group.typer_instance
-            break
-    for command in app.registered_commands if len(app.registered_commands) > 1 else ():
-        if words[:1] == [command.name]:
-            program.append(words.pop(0))
-            app = make_app("")
-            app.registered_commands = [command]
-    app(words, prog_name=" ".join(program))
 
 
 def buffer_stdout() -> None:
@@ -105,7 +84,10 @@ def buffer_stdout() -> None:
 
 @contextmanager
 def exit_on_error() -> Iterator[None]:
-    """Convert any other exception into one message and exit code 1, and Ctrl-C into exit code 130."""
+    """Convert any other exception into one message and exit code 1, and Ctrl-C into exit code 130.
+
+    Raises typer.Exit, and ConfigError and JournalError as they are.
+    """
     try:
         yield
     except (ConfigError, JournalError, typer.Exit, BrokenPipeError):

@@ -19,7 +19,7 @@ import itertools
 import re
 import shlex
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import replace
 from functools import cache
@@ -50,9 +50,11 @@ class Combination(NamedTuple):
 
     @property
     def words(self) -> list[str]:
+        """Its options as words of a command line."""
         return [*itertools.chain.from_iterable(self.values.values())]
 
     def refused(self, reason: str) -> str:
+        """``whole --virtual 0: it must be at least 1``"""
         return f"{shlex.join([self.strategy, *self.words])}: {reason}"
 
     def cell(self, varying: set[str]) -> str:
@@ -62,14 +64,13 @@ class Combination(NamedTuple):
         return "-".join([self.strategy, *slugs])[:_MAX_CELL]
 
 
-def plan_of(words: Sequence[str], own: Sequence[str], repeats: int) -> tuple[Plan, list[str]]:
+def plan_of(words: Sequence[str], repeats: int) -> tuple[Plan, list[str]]:
     """The plan of a command line, and what it leaves out, one combination for each reason.
 
-    ``own`` are the options of the command ``sweep``. Every combination is built, and none runs. Raises
-    ConfigError.
+    Every combination is built, and none runs. Raises ConfigError.
     """
-    strategies, values = _split(words, own)
-    axes = _axes(strategies, values, own)
+    strategies, values = _split(words)
+    axes = _axes(strategies, values)
     accepted: list[tuple[Combination, RunConfig]] = []
     refused: list[tuple[Combination, str]] = []
     for combination in _combinations(axes):
@@ -84,17 +85,17 @@ def plan_of(words: Sequence[str], own: Sequence[str], repeats: int) -> tuple[Pla
     runs: dict[str, RunConfig] = {}
     for combination, config in accepted:
         options = axes[combination.strategy]
-        name = combination.cell({option for option, found in options.items() if len(found) > 1})
+        name = combination.cell({option for option, several in options.items() if len(several) > 1})
         numbered = (f"{name}-{number}" for number in itertools.count(2))
         unique = next(one for one in itertools.chain([name], numbered) if one not in runs)
         runs[unique] = replace(config, track=False)  # the sweep delivers its runs
     left_out = {(each.strategy, why): each.refused(why) for each, why in reversed(refused)}
-    every = [word for found in values.values() for value in found for word in value]
+    every = [word for several in values.values() for value in several for word in value]
     plan = Plan(accepted[0][1].experiment, shlex.join([*axes, *every]), runs, repeats)
     return plan, [*left_out.values()]
 
 
-def _split(words: Sequence[str], own: Sequence[str]) -> tuple[list[str], dict[str, list[Value]]]:
+def _split(words: Sequence[str]) -> tuple[list[str], dict[str, list[Value]]]:
     """(strategies, {option: its values, each once}). Raises ConfigError."""
     known = {flag: option for strategy in STRATEGY_OPTIONS for flag, option in _options(strategy).items()}
     strategies: dict[str, None] = {}
@@ -106,42 +107,39 @@ def _split(words: Sequence[str], own: Sequence[str]) -> tuple[list[str], dict[st
             strategies[word] = None
             continue
         if flag not in known:
-            raise _unknown(flag, [*known, *own])
+            raise _unknown(flag, known)
         option = known[flag]
-        found = values.setdefault(option.name, {})
+        of_option = values.setdefault(option.name, {})
         if option.is_flag:
-            found[(flag,)] = None
+            of_option[(flag,)] = None
             continue
         text = value if equals else next(remaining, None)
         if text is None:
             raise ConfigError(f"{flag} needs a value")
         for part in [text] if ":" in text or "=" in text else text.split(","):
             together = part.split("+") if option.multiple else [part]
-            found[tuple(itertools.chain.from_iterable((flag, one) for one in together))] = None
-    return [*strategies], {name: [*found] for name, found in values.items()}
+            of_option[tuple(itertools.chain.from_iterable((flag, one) for one in together))] = None
+    return [*strategies], {name: [*of_option] for name, of_option in values.items()}
 
 
-def _axes(
-    strategies: list[str], values: Mapping[str, list[Value]], own: Sequence[str]
-) -> dict[str, dict[str, list[Value]]]:
+def _axes(strategies: list[str], values: Mapping[str, list[Value]]) -> dict[str, dict[str, list[Value]]]:
     """The values of each option, for each strategy that has it. Raises ConfigError."""
     if not strategies:
         raise ConfigError(f"name a strategy to sweep: {', '.join(STRATEGY_OPTIONS)}")
-    axes, known = {}, [*own]
+    if len(values.get("experiment", ())) > 1:
+        raise ConfigError("--experiment: the runs of a sweep are in one experiment: give one name")
+    axes, known = {}, dict[str, Any]()
     for strategy in strategies:
         if strategy not in STRATEGY_OPTIONS:
             raise unknown("strategy", strategy, STRATEGY_OPTIONS)
-        options = _options(strategy)
-        known += options
-        has = {option.name for option in options.values()}
-        axes[strategy] = {name: found for name, found in values.items() if name in has}
-    for name, found in values.items():
+        known |= _options(strategy)
+        has = {option.name for option in _options(strategy).values()}
+        axes[strategy] = {name: several for name, several in values.items() if name in has}
+    for name, several in values.items():
         if not any(name in of_strategy for of_strategy in axes.values()):
-            raise _unknown(found[0][0], known, f"{' '.join(axes)}: ")
-    if len(values.get("experiment", ())) > 1:
-        raise ConfigError("--experiment: the runs of a sweep are in one experiment: give one name")
+            raise _unknown(several[0][0], known, f"{' '.join(axes)}: ")
     if REFERENCE in axes and len(axes) > 1:
-        axes[REFERENCE] = {name: _on_one_device(name, found) for name, found in axes[REFERENCE].items()}
+        axes[REFERENCE] = {name: _on_one_device(name, several) for name, several in axes[REFERENCE].items()}
     return axes
 
 
@@ -162,7 +160,7 @@ def _combinations(axes: Mapping[str, Mapping[str, list[Value]]]) -> Iterator[Com
             yield Combination(strategy, dict(zip(options, values, strict=True)))
 
 
-def _unknown(flag: str, known: Sequence[str], where: str = "") -> ConfigError:
+def _unknown(flag: str, known: Iterable[str], where: str = "") -> ConfigError:
     hint = f"{command('sweep')} --help and {command('run')} STRATEGY --help list the options"
     return ConfigError(f"{where}unknown option '{flag}'; {hint}{did_you_mean(flag, known)}")
 
@@ -175,7 +173,7 @@ def _commands() -> dict[str, Any]:
 
 def _options(strategy: str) -> dict[str, Any]:
     """{flag: option} of a strategy's command, those that a sweep may set."""
-    allowed = {*option_names(strategy), "config_file"} - OF_THE_SWEEP
+    allowed = {*option_names(strategy)} - OF_THE_SWEEP
     options = [option for option in _commands()[strategy].params if option.name in allowed]
     return {flag: option for option in options for flag in (*option.opts, *option.secondary_opts)}
 
@@ -185,7 +183,7 @@ def _built(combination: Combination) -> RunConfig:
 
     Raises ConfigError.
     """
-    from dpexp.engine.prepare import prepare
+    from dpexp.engine.prepare import prepare  # imports torch
     from dpexp.engine.run_globals import run_globals
 
     strategy = combination.strategy

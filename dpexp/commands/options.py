@@ -8,6 +8,7 @@ import dataclasses
 import inspect
 import json
 import os
+import tomllib
 import typing
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -97,16 +98,9 @@ def load_config(ctx: typer.Context, path: Path | None) -> Path | None:
 
 
 def read_config(path: Path, strategy: str) -> dict[str, Any]:
-    """The options in a TOML, JSON or YAML file. Raises ConfigError for unknown keys and wrong values."""
-    import tomllib
-
+    """The options in a TOML or JSON file. Raises ConfigError for unknown keys and wrong values."""
     where = f"--config {path}"
-    loaders: dict[str, Callable[[str], Any]] = {
-        ".toml": tomllib.loads,
-        ".json": json.loads,
-        ".yaml": _yaml,
-        ".yml": _yaml,
-    }
+    loaders: dict[str, Callable[[str], Any]] = {".toml": tomllib.loads, ".json": json.loads}
     if path.suffix not in loaders:
         raise ConfigError(f"{where}: its name ends in '{path.suffix}', not in {', '.join(loaders)}")
     try:
@@ -120,15 +114,6 @@ def read_config(path: Path, strategy: str) -> dict[str, Any]:
         raise ConfigError(f"{where}: it is for strategy {found}, the command is '{strategy}'")
     RunConfig.from_dict(values, where)
     return {key: value for key, value in values.items() if key != "strategy" and value is not None}
-
-
-def _yaml(text: str) -> Any:
-    import yaml
-
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ValueError(str(error).replace("\n", " ")) from None
 
 
 def check_environment(environ: Mapping[str, str] = os.environ) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -15,9 +15,14 @@ from dpexp.commands.app import Exit, make_app, say, show_report
 from dpexp.commands.options import examples
 from dpexp.config.errors import ConfigError
 from dpexp.config.process import command, home, working_root
-
-if TYPE_CHECKING:
-    from dpexp.study.results import Results
+from dpexp.record.files import JournalError
+from dpexp.record.fold import load_record
+from dpexp.record.journal import JOURNAL, RECORD
+from dpexp.record.runs import find, folders
+from dpexp.report import markdown, table, terminal
+from dpexp.report.compare import compare
+from dpexp.study.experiment import CONFIG, load_experiment
+from dpexp.study.results import Results
 
 app = make_app("Compare recorded runs; write or check the results of experiments.")
 
@@ -52,11 +57,8 @@ def report(runs: Runs = None, out: Out = None, check: _Check = False) -> None:
     Only runs of the same execution, machine and work are ranked; noise is marked.
     """
     names = runs or []
-    if check or any((Path(name) / "config.py").is_file() for name in names):
+    if check or any((Path(name) / CONFIG).is_file() for name in names):
         raise typer.Exit(_check(names) if check else _write(names))
-    from dpexp.report import markdown, table, terminal
-    from dpexp.report.compare import compare
-
     sections = table.comparison_sections(compare(_chosen(names)))
     show_report(terminal.terminal_text(sections, piped=terminal.WIDE))
     if out is not None:
@@ -65,10 +67,6 @@ def report(runs: Runs = None, out: Out = None, check: _Check = False) -> None:
 
 def _chosen(names: list[str]) -> list[Path]:
     """The folders of the runs to compare: of all runs, or of those named, a sweep's runs in its place."""
-    from dpexp.record.files import JournalError
-    from dpexp.record.fold import load_record
-    from dpexp.record.runs import folders
-
     every = folders(home() / "runs")
     if not names:
         if not every:
@@ -86,17 +84,17 @@ def _chosen(names: list[str]) -> list[Path]:
 def _write(names: list[str]) -> int:
     """Write results.md and the figure of these experiments."""
     for name in names:
-        for path in _results(Path(name)).write():
+        for path in Results(load_experiment(Path(name))).write():
             say(f"wrote {path}", err=True)
     return Exit.DONE
 
 
 def _check(names: list[str]) -> int:
     """Report where these experiments, or all, differ from their Records."""
-    every = [path.parent for path in sorted(working_root().glob("experiments/*/config.py"))]
+    every = [path.parent for path in sorted(working_root().glob(f"experiments/*/{CONFIG}"))]
     problems = []
     for folder in map(Path, names) if names else every:
-        found = _results(folder).problems()
+        found = Results(load_experiment(folder)).problems()
         say(f"{folder.name}: {f'{len(found)} problems' if found else 'agrees with its Records'}")
         problems += found
     for problem in problems:
@@ -104,18 +102,8 @@ def _check(names: list[str]) -> int:
     return Exit.FAILED if problems else Exit.DONE
 
 
-def _results(folder: Path) -> Results:
-    from dpexp.study.experiment import load_experiment
-    from dpexp.study.results import Results
-
-    return Results(load_experiment(folder))
-
-
 def _folder(name: str) -> Path:
     """The folder of a named run. Raises ConfigError if there is no such run."""
-    from dpexp.record.journal import JOURNAL, RECORD
-    from dpexp.record.runs import find
-
     path = Path(name)
     is_folder = (path / RECORD).is_file() or (path / JOURNAL).is_file()
     return path if is_folder else find(home() / "runs", name)

@@ -6,18 +6,22 @@ import json
 import sys
 from contextlib import redirect_stdout
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any, TextIO
 
 import typer
 
+from dpexp import report
 from dpexp.commands.app import DEBUG, Exit, exit_on_error, make_app, print_error, say, show_report
 from dpexp.commands.options import OUTPUT, check_environment, examples, load_config, with_options
 from dpexp.config.errors import Terminated, as_config_error, describe, text_of
 from dpexp.config.run_config import RunConfig
 from dpexp.config.strategy_options import STRATEGY_OPTIONS
-
-if TYPE_CHECKING:
-    from dpexp.record.record import Record
+from dpexp.distributed.world import World
+from dpexp.engine.inventory import registry
+from dpexp.engine.progress import importing_torch
+from dpexp.record.record import Record
+from dpexp.report import listing, terminal
+from dpexp.run import execute
 
 app = make_app("Run a model under a data-parallel strategy, verify it, measure it, and record it in MLflow.")
 
@@ -25,7 +29,7 @@ Config = Annotated[
     Path | None,
     typer.Option(
         "--config",
-        help="Read options from a TOML, JSON or YAML file.",
+        help="Read options from a TOML or JSON file.",
         metavar="FILE",
         is_eager=True,
         callback=load_config,
@@ -77,30 +81,26 @@ def _command(strategy: str) -> None:
 
 
 def _preview(config: RunConfig, as_json: bool, full: bool) -> None:
-    from dpexp.engine.progress import importing_torch
-    from dpexp.report import plan, terminal
-
     with as_config_error("the start of the run"), redirect_stdout(sys.stderr), importing_torch():
-        from dpexp.engine.dry_run import dry_run
+        from dpexp.engine.dry_run import dry_run  # imports torch
 
-        planned = dry_run(config)
+        record = dry_run(config)
+    _show(record, as_json, full, sys.stdout)
+
+
+def _show(record: Record, as_json: bool, full: bool, stdout: TextIO) -> None:
     if as_json:
-        say(json.dumps(planned, indent=1))
+        say(record.to_json(), file=stdout)
     else:
-        show_report(terminal.terminal_text(plan.plan_sections(planned, full=full)))
+        show_report(report.summary(record, full=full, stream=stdout), file=stdout)
 
 
 def _run(config: RunConfig, as_json: bool, full: bool, quiet: bool) -> int:
-    from dpexp import report
-    from dpexp.run import execute
-
     stdout = sys.stdout
 
     def show(record: Record, error: BaseException | None) -> None:
-        if as_json:
-            say(record.to_json(), file=stdout)
-        elif not quiet:
-            show_report(report.summary(record, full=full, stream=stdout), file=stdout)
+        if as_json or not quiet:
+            _show(record, as_json, full, stdout)
 
     with redirect_stdout(sys.stderr):
         outcome = execute(config, quiet=quiet, is_last=True, on_record=show)
@@ -117,8 +117,6 @@ def _run(config: RunConfig, as_json: bool, full: bool, quiet: bool) -> int:
 
 def _ended_without_record(error: BaseException | None) -> int:
     """A rank that does not record prints nothing; without ranks, print why there is no Record."""
-    from dpexp.distributed.world import World
-
     if error is None:
         return Exit.DONE
     if World.of() is None:
@@ -150,9 +148,6 @@ def models(
     debug: Debug = False,
 ) -> None:
     """List the models with their options."""
-    from dpexp.engine.inventory import registry
-    from dpexp.report import listing, terminal
-
     del debug  # print_error uses it
     with exit_on_error(), as_config_error("the start of the run"), redirect_stdout(sys.stderr):
         found = registry()

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from dpexp import report
 from dpexp.commands.app import Exit, make_app, say, show_report
 from dpexp.commands.options import OUTPUT, examples
 from dpexp.config.errors import ConfigError
 from dpexp.config.printable import printable_line
 from dpexp.config.process import command, home
 from dpexp.config.words import no_file
-
-if TYPE_CHECKING:
-    from dpexp.tracking.sync import SyncResult
-
+from dpexp.record.files import check_home
+from dpexp.record.fold import load_record
+from dpexp.record.runs import RunSummary, delete_run, find, import_journal, journals, summaries
+from dpexp.report import listing, terminal
+from dpexp.tracking.ledger import delivered
+from dpexp.tracking.store import StoreError
+from dpexp.tracking.sync import NOT_TRACKED, SKIPPED, SyncResult
+from dpexp.tracking.sync import sync as deliver
 
 app = make_app("List and show recorded runs, deliver them to MLflow, reproduce or remove one.")
 
@@ -28,48 +32,27 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.
 
 def runs_folder() -> Path:
     """The folder of the runs. Raises JournalError if DPEXP_HOME cannot be a directory."""
-    from dpexp.record.files import check_home
-
     check_home(home())
     return home() / "runs"
 
 
 def find_run(name: str) -> Path:
     """The folder of a run. Raises ConfigError for a name of none, or of several."""
-    from dpexp.record.runs import find
-
     return find(runs_folder(), name)
 
 
-@app.command("list", epilog=examples("runs", "list -n 10", "list --json"))
-def list_(
-    as_json: Json = False,
-    limit: Annotated[
-        int,
-        typer.Option(
-            "--limit",
-            "-n",
-            metavar="INTEGER",
-            min=1,
-            show_default=False,
-            help="Number of runs, the newest first. Default: all.",
-        ),
-    ] = sys.maxsize,
-) -> None:
+@app.command("list", epilog=examples("runs", "list", "list --json"))
+def list_(as_json: Json = False) -> None:
     """List all runs, the newest first.
 
     A narrow terminal gets fewer columns; where the output is piped, none is left out.
     """
-    from dpexp.record.runs import summaries
-    from dpexp.report import listing, terminal
-    from dpexp.tracking.ledger import delivered
-
     runs = runs_folder()
-    known = summaries(runs)[:limit]
+    known = summaries(runs)
     states = delivered(home(), [summary.run_id for summary in known])
     for summary in known:
         if summary.problem:
-            say(f"warning: run {summary.run_id} is skipped: {summary.problem}", err=True)
+            _warn(f"run {summary.run_id} is skipped: {summary.problem}")
     if as_json:
         rows = [{**summary.to_dict(), "delivered": states[summary.run_id]} for summary in known]
         say(json.dumps(rows))
@@ -88,16 +71,11 @@ def show(
     ] = False,
 ) -> None:
     """Show the summary of a run, or with --json its Record."""
-    from dpexp.record.fold import load_record
-    from dpexp.tracking.ledger import delivered
-
     folder = find_run(run)
     record = load_record(folder)
     if as_json:
         say(record.to_json(), nl=False)
         return
-    from dpexp import report
-
     show_report(report.summary(record, full=full))
     say(f"delivered to MLflow: {delivered(home(), [folder.name])[folder.name]}")
 
@@ -113,10 +91,6 @@ def sync(
 
     A run whose process died is closed first: its Record is written, and it ends in MLflow.
     """
-    from dpexp.tracking.store import StoreError
-    from dpexp.tracking.sync import NOT_TRACKED, SKIPPED
-    from dpexp.tracking.sync import sync as deliver
-
     runs_folder()
     folders = [folder for name in runs for folder in _folders(name)] if runs else None
     is_complete, untracked, nothing = True, 0, True
@@ -139,8 +113,6 @@ def sync(
 
 def _folders(name: str) -> list[Path]:
     """The folder of a run; for a path, those of the journals in it, which are imported."""
-    from dpexp.record.runs import import_journal, journals
-
     path = Path(name).expanduser()
     if "/" not in name and not path.is_file():
         return [find_run(name)]
@@ -152,10 +124,8 @@ def _folders(name: str) -> list[Path]:
 
 def _print(result: SyncResult) -> None:
     """One line; on stderr where something is wrong."""
-    from dpexp.tracking.sync import SKIPPED
-
     if result.state == SKIPPED:
-        say(f"warning: run {result.run_id} is skipped: {result.message}", err=True)
+        _warn(f"run {result.run_id} is skipped: {result.message}")
         return
     message = printable_line(f": {result.message}" if result.message else "")
     say(f"{result.run_id}  {result.state}{message}", err=not result.is_well)
@@ -170,19 +140,9 @@ def reproduce(
         bool,
         typer.Option("--trust", help="Run the code and read the files that a Record from elsewhere names."),
     ] = False,
-    track: Annotated[
-        bool,
-        typer.Option(
-            "--track/--no-track",
-            help="Deliver what it runs to MLflow, if the run was tracked.",
-            envvar="DPEXP_TRACK",
-        ),
-    ] = True,
 ) -> None:
     """Repeat a recorded run and compare: the exit code is 0 only if all required values are equal."""
-    from dpexp.record.fold import load_record
-    from dpexp.report import terminal
-    from dpexp.study import reproduce
+    from dpexp.study import reproduce  # imports torch
 
     path = Path(run).expanduser()
     if path.suffix == ".json" and not path.is_file():
@@ -190,13 +150,13 @@ def reproduce(
     folder = path.parent if path.is_file() else find_run(run)
     record = load_record(path if path.is_file() else folder)
     is_trusted = trust or not reproduce.is_foreign(folder)
+    reproduction = reproduce.reproduce(record, trust=is_trusted, warn=_warn)
+    show_report(terminal.terminal_text(reproduction.sections()))
+    raise typer.Exit(Exit.DONE if reproduction.is_reproduced else Exit.FAILED)
 
-    def warn(message: str) -> None:
-        say(f"warning: {message}", err=True)
 
-    result = reproduce.reproduce(record, trust=is_trusted, warn=warn, track=track)
-    show_report(terminal.terminal_text(result.sections()))
-    raise typer.Exit(Exit.DONE if result.is_reproduced else Exit.FAILED)
+def _warn(message: str) -> None:
+    say(f"warning: {message}", err=True)
 
 
 @app.command("remove", epilog=examples("runs", "remove last", "remove last --yes"))
@@ -205,10 +165,6 @@ def remove(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
     """Delete a run from this disk, after saying what it holds. What MLflow has of it stays."""
-    from dpexp.record.runs import RunSummary, delete_run
-    from dpexp.report import listing
-    from dpexp.tracking.ledger import delivered
-
     folder = find_run(run)
     summary = RunSummary.read(folder)
     say(listing.one(summary, delivered(home(), [folder.name])[folder.name]))

@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from tqdm import tqdm
 
 from dpexp.commands.app import Exit, exit_on_error, make_app, say, show_report
+from dpexp.commands.grid import plan_of
 from dpexp.commands.options import check_environment, examples
 from dpexp.config.errors import ConfigError
 from dpexp.config.printable import printable, printable_line
@@ -16,10 +18,19 @@ from dpexp.config.process import command, home
 from dpexp.config.strategy_options import STRATEGY_OPTIONS
 from dpexp.config.words import be, plural
 from dpexp.distributed.signals import SignalHandler
+from dpexp.record.files import private_files
+from dpexp.record.journal import COMPARISON
+from dpexp.record.record import Record
+from dpexp.report import markdown, table, terminal
+from dpexp.report.commands import command_of
+from dpexp.report.compare import compare
+from dpexp.study.claims import claim_sections
+from dpexp.study.experiment import CONFIG, Experiment, load_experiment
+from dpexp.study.records import Plan, PlannedRun, finished_runs
+from dpexp.tracking.store import StoreError
+from dpexp.tracking.sync import sync as deliver
 
 if TYPE_CHECKING:
-    from dpexp.study.experiment import Experiment
-    from dpexp.study.records import Plan, PlannedRun
     from dpexp.study.sweep import CompletedRun, Sweep
 
 app = make_app("Run every config of an experiment or of a grid, interleaved and repeated.")
@@ -58,7 +69,6 @@ _Track = Annotated[
     context_settings={"ignore_unknown_options": True, "help_option_names": ["-h", "--help"]},
 )
 def sweep(
-    ctx: typer.Context,
     words: _Words,
     repeat: _Repeat = None,
     resume: _Resume = False,
@@ -78,54 +88,43 @@ def sweep(
     experiment = _experiment(folder, [*words[1:], *(["--repeat"] if repeat else [])]) if is_folder else None
     if experiment is not None:
         plan = experiment.plan
-    else:
-        plan = _grid(words, [flag for one in ctx.command.params for flag in one.opts], repeat or _REPEATS)
-    if publish and experiment is None:
+    elif publish:
         raise ConfigError("--publish is for an experiment, which has a folder")
+    else:
+        plan, left_out = plan_of(words, repeat or _REPEATS)
+        for reason in left_out:
+            say(f"left out: {reason}", err=True)
     current = _sweep(plan, resume)
     missing = current.missing()
     if dry_run:
         _show(plan, missing)
         return
     failed = _run(current, missing, track)
-    comparison = _comparison(current)
+    shown = _comparison(current)
     if track:
         _deliver(current)
-    show_report(comparison if experiment is None else _verdicts(experiment, current))
+    if experiment is not None:
+        shown = terminal.terminal_text(claim_sections(experiment, finished_runs(current.records)))
+    show_report(shown)
     if experiment is not None and publish:
         say(f"the committed result is now {current.publish(experiment.records)}", err=True)
     raise typer.Exit(Exit.FAILED if failed else Exit.DONE)
 
 
 def _experiment(folder: Path, options: list[str]) -> Experiment:
-    """The experiment of a folder, which takes no options of a grid."""
-    from dpexp.study.experiment import load_experiment
-
+    """The experiment of a folder, which takes no options of a grid. Raises ConfigError."""
+    path = folder / CONFIG
     if options:
-        raise ConfigError(
-            f"{options[0]}: {folder / 'config.py'} has the options of an experiment, as REPEATS"
-        )
+        raise ConfigError(f"{options[0]}: {path} has the options of an experiment, as REPEATS")
     experiment = load_experiment(folder)
     if not experiment.runs:
-        raise ConfigError(
-            f"{folder / 'config.py'}: no cell is a run of dpexp; README says what measures them"
-        )
+        raise ConfigError(f"{path}: no cell is a run of dpexp; README says what measures them")
     return experiment
 
 
-def _grid(words: list[str], own: list[str], repeats: int) -> Plan:
-    """The plan of a command line; names what it leaves out."""
-    from dpexp.commands.grid import plan_of
-
-    plan, left_out = plan_of(words, own, repeats)
-    for reason in left_out:
-        say(f"left out: {reason}", err=True)
-    return plan
-
-
 def _sweep(plan: Plan, resume: bool) -> Sweep:
-    """A new sweep, or the newest one."""
-    from dpexp.study.sweep import Sweep
+    """A new sweep, or the newest one. Raises ConfigError where there is none."""
+    from dpexp.study.sweep import Sweep  # imports torch
 
     found = Sweep.latest(plan) if resume else Sweep.new(plan)
     if found is None:
@@ -134,9 +133,6 @@ def _sweep(plan: Plan, resume: bool) -> Sweep:
 
 
 def _show(plan: Plan, missing: list[PlannedRun]) -> None:
-    from dpexp.record.record import Record
-    from dpexp.report.commands import command_of
-
     say(f"{plan.title}: {len(missing)} of {plural(len(plan.order), 'run')}, in this order:")
     for planned in missing:
         line = command_of(Record(config=plan.runs[planned.cell].to_dict()))
@@ -145,8 +141,6 @@ def _show(plan: Plan, missing: list[PlannedRun]) -> None:
 
 def _run(current: Sweep, missing: list[PlannedRun], track: bool) -> int:
     """Run the missing runs, with a progress bar on stderr; return the number of failed runs."""
-    from tqdm import tqdm
-
     name = printable_line(current.plan.name)
     with tqdm(total=len(missing), desc=name, file=sys.stderr, unit="run") as bar:
 
@@ -169,36 +163,20 @@ def _line(done: CompletedRun) -> str:
 
 
 def _deliver(current: Sweep) -> None:
-    from dpexp.tracking.store import StoreError
-    from dpexp.tracking.sync import sync
-
     try:
         folders = current.run_folders()
-        failed = [result for result in sync(home(), folders) if not result.is_well]
+        failed = [result for result in deliver(home(), folders) if not result.is_well]
     except StoreError as error:
         say(f"not in MLflow: {error}; the journals stay: {command('runs')} sync", err=True)
         return
-    every, well = len(folders), len(folders) - len(failed)
-    say(f"{well} of {plural(every, 'run')} {be(every)} in MLflow", err=True)
+    every = len(folders)
+    say(f"{every - len(failed)} of {plural(every, 'run')} {be(every)} in MLflow", err=True)
     for result in failed:
         say(f"{result.run_id}: {result.message}", err=True)
 
 
-def _verdicts(experiment: Experiment, current: Sweep) -> str:
-    from dpexp.report import terminal
-    from dpexp.study import claims
-    from dpexp.study.records import finished_runs
-
-    return terminal.terminal_text(claims.claim_sections(experiment, finished_runs(current.records)))
-
-
 def _comparison(current: Sweep) -> str:
     """The comparison of the runs, which is also written to the sweep's folder."""
-    from dpexp.record.files import private_files
-    from dpexp.record.journal import COMPARISON
-    from dpexp.report import markdown, table, terminal
-    from dpexp.report.compare import compare
-
     _, *runs = current.run_folders()
     sections = table.comparison_sections(compare(runs))
     text = terminal.terminal_text(sections, piped=terminal.WIDE)

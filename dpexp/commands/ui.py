@@ -11,6 +11,8 @@ import typer
 from dpexp.commands.app import Exit, make_app, say
 from dpexp.commands.options import examples
 from dpexp.config.process import UI_PORT, home
+from dpexp.tracking.store import Store, StoreError
+from dpexp.tracking.ui import links, server
 
 app = make_app("Show the recorded runs in the MLflow UI.")
 
@@ -29,9 +31,6 @@ def ui(
     ] = "127.0.0.1",
 ) -> None:
     """Serve the runs until Ctrl-C; for a remote MLFLOW_TRACKING_URI only print the links."""
-    from dpexp.tracking.store import Store, StoreError
-    from dpexp.tracking.ui import links, server
-
     signal.signal(signal.SIGTERM, _end)
     signal.signal(signal.SIGHUP, _end)
     store = Store.from_environment(home())

@@ -1,77 +1,80 @@
-"""Dry run: devices, device map, batch splits and shapes of a run, without computing or writing anything."""
+"""Dry run: the devices, device map and shapes of a run, without computing or writing anything."""
 
 from dataclasses import replace
 
 from dpexp import devices
 from dpexp.config.run_config import RunConfig
-from dpexp.config.strategy_options import RankOptions, StrategyOptions
+from dpexp.config.strategy_options import RankOptions
 from dpexp.distributed.world import World
+from dpexp.engine.observations import merged_shapes, run_facts
 from dpexp.engine.prediction import Prediction, predict
 from dpexp.engine.prepare import prepare
 from dpexp.engine.prepared import Prepared
+from dpexp.engine.run_globals import run_globals
+from dpexp.measurement.observe import EPOCH_LIMIT
 from dpexp.parallel import chunk_sizes
-from dpexp.record.record import Row
+from dpexp.record.record import Record, Row
 
 
-def dry_run(config: RunConfig) -> Row:
-    """Predict an epoch of the run. Raises ConfigError as a run does, and for a layout that mixes devices.
+def dry_run(config: RunConfig) -> Record:
+    """The Record of the run before it has begun, of status ``planned``. Nothing is written.
 
-    As in a Record: name, execution, config, devices, device_map. ``batches``: how many an epoch has, by their
-    rows. ``splits``: how they are split over replicas, for each wrapped module, or over ranks. ``shapes`` of
-    a full batch and the last one of an epoch; ``memory``: bytes of parameters and buffers by device.
-    ``note``: what was not predicted.
+    The shapes are those of an epoch. Of several ranks the device map is that of one process. ``execution`` is
+    ``planned`` for devices that this machine does not have. The note of its verification says what was not
+    predicted. Raises ConfigError as a run does, and for a layout that mixes devices.
     """
-    prepared = prepare(config, one_batch=False, planned=True)
-    counts = prepared.batch_rows
-    first = next(batch for batch in prepared.batches(0) if batch.rows == max(counts))
-    batches = [first.sliced(slice(0, rows)) for rows in counts]
-    prediction = predict(prepared, batches)
-    ranks, notes = _ranks(prepared), [prediction.note]
-    selection, used, name = prepared.selection, prediction.devices, prepared.name
-    if ranks > 1:
-        selection = replace(selection, used=tuple(prepared.request.of_ranks(ranks)))
-        used, name = {**used, "used": [*map(devices.label, selection.used)]}, prepared.name_on(ranks)
-        notes.append(f"device map and shapes are those of one process; {ranks} ranks share its batches")
+    with run_globals(config):
+        return _planned(config, prepare(config, one_batch=False, planned=True))
+
+
+def _planned(config: RunConfig, prepared: Prepared) -> Record:
+    parts = _ranks_by_part(prepared)
+    prediction, shapes = _predicted(prepared, len(parts))
+    record = Record(**run_facts(config, prepared) | {"status": "planned"}, device_map=prediction.device_map)
+    record.devices = {"requested": list(prepared.selection.requested), **prediction.devices}
+    selection, notes = prepared.selection, [prediction.note]
+    by_rank = {rank: rows for ranks, rows in zip(parts, shapes, strict=True) for rank in ranks}
+    if count := len(by_rank):
+        selection = replace(selection, used=tuple(prepared.request.of_ranks(count)))
+        names = [*map(devices.label, selection.used)]
+        record.name = prepared.name_on(count)
+        record.devices |= {"used": names, "output": names[0]}
+        record.devices["ranks"] = [{"rank": rank, "device": name} for rank, name in enumerate(names)]
+        record.shapes = merged_shapes([by_rank[rank] for rank in range(count)], names)
+        notes.append(f"the device map is that of one process; {count} ranks share the batches")
+    else:
+        (record.shapes,) = shapes
     if selection.missing:
-        names = ", ".join(map(devices.label, dict.fromkeys(selection.missing)))
-        notes.append(f"planned for {names}, which this machine does not have")
-    return {
-        "name": name,
-        "execution": prepared.execution,
-        "config": config.to_dict() | {"batch_size": prepared.batch_size},
-        "devices": {"requested": list(selection.requested), **used},
-        "device_map": prediction.device_map,
-        "batches": counts,
-        "splits": _splits(prediction, _rank_labels(prepared.strategy.options, ranks), counts),
-        "shapes": prediction.shapes,
-        "memory": prediction.memory,
-        "note": "; ".join(filter(None, notes)),
-    }
+        missing = ", ".join(map(devices.label, dict.fromkeys(selection.missing)))
+        notes.append(f"planned for {missing}, which this machine does not have")
+    record.verification = {"checked": False, "note": "; ".join(filter(None, notes)) or None}
+    return record
 
 
-def _ranks(prepared: Prepared) -> int:
-    """How many ranks would run, on all hosts; 0 for a strategy without a launcher."""
-    if prepared.strategy.options.launch_options is None:
-        return 0
-    world = World.of()
-    return world.size if world is not None else prepared.request.ranks_per_host()
+def _ranks_by_part(prepared: Prepared) -> tuple[tuple[int, ...], ...]:
+    """The ranks that would compute each part of a batch, on all hosts; one part without ranks if none run."""
+    options, world = prepared.strategy.options, World.of()
+    if not isinstance(options, RankOptions) or options.launch_options is None:
+        return ((),)
+    return options.mesh_of(world.size if world else prepared.request.ranks_per_host()).ranks_by_dp_rank
 
 
-def _rank_labels(options: StrategyOptions, ranks: int) -> list[str]:
-    """The ranks that compute each part of a batch, as text."""
-    if not isinstance(options, RankOptions) or not ranks:
-        return []
-    together = options.mesh_of(ranks).ranks_by_dp_rank
-    return [f"rank{'s' * (len(each) > 1)} {'+'.join(map(str, each))}" for each in together]
+def _predicted(prepared: Prepared, parts: int) -> tuple[Prediction, list[list[Row]]]:
+    """The prediction of each size of a part, and the shapes of each part of the batches of an epoch.
 
-
-def _splits(prediction: Prediction, ranks: list[str], counts: dict[int, int]) -> list[Row]:
-    """How batches are split, over ``ranks`` too; ``counts`` is how many batches an epoch has of each size."""
-    places = [*prediction.replicated, ("", ranks)]
-    splits = []
-    for name, labels in places:
-        for rows, batches in counts.items() if labels else ():
-            pieces = chunk_sizes(rows, len(labels))  # fewer than there are labels if the rows are few
-            split = {"module": name, "rows": rows, "batches": batches, "pieces": pieces}
-            splits.append(split | {"devices": labels[: len(pieces)]})
-    return splits
+    As in a run, not more than ``EPOCH_LIMIT`` batches of a size have rows: the others repeat them.
+    """
+    counts = prepared.batch_rows
+    pieces = {rows: chunk_sizes(rows, parts) for rows in counts}
+    sizes = list(dict.fromkeys(size for rows in counts for size in pieces[rows]))
+    first = next(batch for batch in prepared.batches(0) if batch.rows == max(counts))
+    prediction = predict(prepared, [first.sliced(slice(0, size)) for size in sizes])
+    shapes: list[list[Row]] = [[] for _ in range(parts)]
+    begin = 0
+    for rows, count in counts.items():
+        for number in range(begin, begin + min(count, EPOCH_LIMIT)):
+            for part, size in enumerate(pieces[rows]):  # fewer than there are parts if the rows are few
+                of_size = (row for row in prediction.shapes if row["batch"] == sizes.index(size))
+                shapes[part] += [{**row, "batch": number} for row in of_size]
+        begin += count
+    return prediction, shapes

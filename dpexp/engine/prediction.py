@@ -11,10 +11,11 @@ from __future__ import annotations
 import logging
 import re
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -28,8 +29,6 @@ from dpexp.data.rng import kept_globals
 from dpexp.engine.prepared import Prepared
 from dpexp.measurement.observe import device_map, observe
 from dpexp.record.record import Row
-from dpexp.strategies.modules import Wrapper, parts
-from dpexp.strategies.placed import Placed
 from dpexp.timing import Timer
 
 _TORCH = Path(torch.__file__).parent
@@ -40,25 +39,13 @@ _DPEXP = Path(__file__).resolve().parents[1]
 class Prediction:
     """``shapes`` and ``device_map`` as ``observe`` returns them, and ``devices`` of a Record.
 
-    ``replicated``: the devices of each wrapper that makes replicas. With a ``note``, real batches ran instead
-    of fake ones, which does not detect layouts that mix devices.
+    With a ``note``, real batches ran instead of fake ones, which does not detect layouts that mix devices.
     """
 
     shapes: list[Row]
     device_map: list[Row]
     devices: Row
-    replicated: list[tuple[str, list[str]]]
-    note: str = ""
-
-    @property
-    def memory(self) -> dict[str, dict[str, int]]:
-        """Bytes of parameters and buffers by device, with those of replicas."""
-        memory: dict[str, dict[str, int]] = {}
-        for row in self.device_map:
-            for device in [row["device"], *row["replicas"]]:
-                sizes = memory.setdefault(device, {"parameters": 0, "buffers": 0})
-                sizes[f"{row['kind']}s"] += row["bytes"]
-        return memory
+    note: str
 
 
 class PlacementError(ConfigError):
@@ -95,7 +82,7 @@ def predict(prepared: Prepared, batches: Sequence[Batch]) -> Prediction:
     except Exception as error:
         # of any kind: a branch on a value, or without data PyTorch's _grouped_mm, which takes bfloat16 alone
         note = f"{describe(error)} on tensors without data: real batches ran on virtual devices instead"
-    return emulation.observed(copied_module(prepared.model), batches, note)
+    return emulation.predict(copied_module(prepared.model), batches, note)
 
 
 class Emulation:
@@ -118,10 +105,10 @@ class Emulation:
             model = copied_module(self._prepared.model)
         fake = [batch.changed(mode.from_tensor) for batch in batches]
         with mode, devices.prediction(), _without_the_log_of_failures():
-            return self.observed(model, fake)
+            return self.predict(model, fake)
 
-    def observed(self, model: nn.Module, batches: Sequence[Batch], note: str = "") -> Prediction:
-        """The prediction from these batches, by a model that it lays out."""
+    def predict(self, model: nn.Module, batches: Sequence[Batch], note: str = "") -> Prediction:
+        """The prediction from these batches, by a model that it lays out. Raises PlacementError."""
         loss = self._prepared.data.objective.copied(model).loss
         placed = self._strategy.place(model, [*map(torch.device, self._names)], Timer())
         try:
@@ -132,7 +119,11 @@ class Emulation:
             if message:
                 raise PlacementError(message) from error
             raise
-        return _renamed(placed, shapes, self._names, note)
+        facts = {"used": [*map(str, placed.devices)], "output": str(placed.output_device)}
+        names = self._names
+        return Prediction(
+            _renamed(shapes, names), _renamed(device_map(placed), names), _renamed(facts, names), note
+        )
 
 
 @contextmanager
@@ -147,39 +138,24 @@ def _without_the_log_of_failures() -> Iterator[None]:
         log.disabled = before
 
 
-def _renamed(placed: Placed, shapes: list[Row], names: dict[str, str], note: str) -> Prediction:
-    """The prediction with the names of the devices that the virtual ones stand for."""
-
-    def name(device: torch.device | str) -> str:
-        return names.get(str(device), str(device))
-
-    def renamed(row: Row) -> Row:
-        moved: Row = {
-            key: {name(device): count for device, count in row[key].items()}
-            for key in ("moved", "moved_back")  # by a transfer
-            if key in row
-        }
-        return {**row, "device": name(row["device"]), **moved}
-
-    wrappers = [(part.name, part.module) for part in parts(placed.module) if isinstance(part.module, Wrapper)]
-    return Prediction(
-        [renamed(row) for row in shapes],
-        [{**renamed(row), "replicas": [*map(name, row["replicas"])]} for row in device_map(placed)],
-        {"used": [*map(name, placed.devices)], "output": name(placed.output_device)},
-        [(part, [*map(name, wrapper.replica_devices)]) for part, wrapper in wrappers],
-        note,
-    )
+def _renamed(value: Any, names: Mapping[str, str]) -> Any:
+    """The value with the names of the devices that the virtual ones stand for, in keys too."""
+    if isinstance(value, dict):
+        return {_renamed(key, names): _renamed(item, names) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_renamed(item, names) for item in value]
+    return names.get(value, value) if isinstance(value, str) else value
 
 
 def _mixed_devices(error: Exception, names: dict[str, str]) -> str:
     """The message for an operation on two devices; empty for any other error."""
     message = text_of(error)
-    found = list(dict.fromkeys(re.findall(r"\bcpu(?::\d+)?", message)))
-    if isinstance(error, ValueError) or "device" not in message or len(found) < 2:
+    mixed = list(dict.fromkeys(re.findall(r"\bcpu(?::\d+)?", message)))[:2]
+    if isinstance(error, ValueError) or "device" not in message or len(mixed) < 2:
         return ""
-    first, second = (names.get(device, device) for device in found[:2])
+    first, second = (names.get(device, device) for device in mixed)
     remedy = "put the modules that meet there on one device"
-    if devices.label(devices.HOST) in found[:2]:
+    if devices.label(devices.HOST) in mixed:
         remedy += "; a plain tensor stays on the host: make it a buffer, or on the device of an input"
     return f"this layout mixes devices {first} and {second}{_where(error)}: {remedy}"
 

@@ -2,7 +2,7 @@
 
 ``sections`` is the report of one run, ``compare`` of several, with the ``findings`` on each run;
 ``terminal``, ``markdown``, ``page`` and ``figures`` show them. Each function takes a Record, or a view of it
-that several of them share, and imports what it needs when it is called: ``--help`` never loads matplotlib.
+that several of them share, and figures import matplotlib when they are drawn.
 """
 
 import json
@@ -11,6 +11,13 @@ from typing import TextIO
 
 from dpexp.record.record import Record
 from dpexp.record.view import RecordView
+from dpexp.report.chrome_trace import chrome_trace as trace_of
+from dpexp.report.figures import layout_figure, phases_figure
+from dpexp.report.markdown import markdown_text
+from dpexp.report.page import timeline_page
+from dpexp.report.sections import sections as sections_of
+from dpexp.report.style import png
+from dpexp.report.terminal import terminal_text
 
 __all__ = ["note", "summary", "write_files"]
 
@@ -26,19 +33,12 @@ def summary(
 
     Without ``full``, its long sections are cut. A terminal gets colours.
     """
-    from dpexp.report.sections import sections
-    from dpexp.report.terminal import terminal_text
-
-    found = sections(RecordView.of(record), full=full)
-    return terminal_text(found, width=width, stream=stream)
+    return terminal_text(sections_of(RecordView.of(record), full=full), width=width, stream=stream)
 
 
 def note(record: Record | RecordView) -> str:
     """The short report in Markdown, for ``mlflow.note.content`` and a notebook."""
-    from dpexp.report.markdown import markdown_text
-    from dpexp.report.sections import sections
-
-    return markdown_text(sections(RecordView.of(record)))
+    return markdown_text(sections_of(RecordView.of(record)))
 
 
 def write_files(record: Record | RecordView, folder: Path) -> list[Path]:
@@ -47,16 +47,11 @@ def write_files(record: Record | RecordView, folder: Path) -> list[Path]:
     Returns the files written. A file for which the Record has no data (a run that failed early) is left out.
     The folder is created if missing.
     """
-    from dpexp.report.chrome_trace import chrome_trace
-    from dpexp.report.figures import layout_figure, phases_figure
-    from dpexp.report.page import timeline_page
-    from dpexp.report.style import png
-
     view = RecordView.of(record)
     folder.mkdir(parents=True, exist_ok=True)
     contents = {}
     if view.spans:
-        trace = json.dumps(chrome_trace(view), separators=(",", ":"))
+        trace = json.dumps(trace_of(view), separators=(",", ":"))
         contents = {"timeline.html": timeline_page(view).encode(), "trace.json": trace.encode()}
     for name, figure in {"phases.png": phases_figure(view), "layout.png": layout_figure(view)}.items():
         if figure is not None:

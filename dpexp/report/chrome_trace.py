@@ -18,25 +18,27 @@ def chrome_trace(view: RecordView) -> dict[str, Any]:
     """The trace as one JSON object: the steps, and the devices with their lanes."""
     record, processes = view.record, dict[str, int]()
     threads: dict[tuple[str, int], int] = {}
-    found: list[Row] = [_name("process_name", STEPS, 0, f"{record.name or record.run_id}: steps")]
+    events: list[Row] = [_name("process_name", STEPS, 0, f"{record.name or record.run_id}: steps")]
     for step in timeline_steps(view):
-        found.append(
+        events.append(
             _complete(f"step {step.number}", "step", (STEPS, 0), step.start, step.ms, {"rows": step.rows})
         )
         for lane in step.lanes:
             for number, level in enumerate(lane.levels):
                 if lane.device not in processes:
                     processes[lane.device] = len(processes) + 1
-                    found.append(_name("process_name", processes[lane.device], 0, lane.device))
+                    events.append(_name("process_name", processes[lane.device], 0, lane.device))
                 process, key = processes[lane.device], (lane.name, number)
                 if key not in threads:
                     threads[key] = len(threads)
-                    found.append(_name("thread_name", process, threads[key], lane.name))
+                    events.append(_name("thread_name", process, threads[key], lane.name))
                 for bar in level:
                     place, start = (process, threads[key]), step.start + bar.start
-                    found.append(_complete(bar.name, bar.phase, place, start, bar.ms, {"device": bar.device}))
+                    events.append(
+                        _complete(bar.name, bar.phase, place, start, bar.ms, {"device": bar.device})
+                    )
     run = {"run_id": record.run_id, "strategy": record.strategy, "execution": record.execution}
-    return {"traceEvents": found, "displayTimeUnit": "ms", "otherData": run}
+    return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": run}
 
 
 def _complete(name: str, kind: str, place: tuple[int, int], start: float, ms: float, args: Row) -> Row:

@@ -16,7 +16,9 @@ from dpexp.report.section import Section
 
 
 def next_commands(record: Record) -> Section:
-    """Where the run was, and what to do with it next."""
+    """Where the run was, and what to do with it next. A dry run was nowhere."""
+    if record.status == "planned":
+        return Section("Dry run: nothing was run or written.")
     runs, git, env = command("runs"), record.environment.get("git") or {}, record.environment
     machine = [
         env.get("host"),

@@ -11,30 +11,30 @@ from __future__ import annotations
 import json
 import re
 import statistics
-from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from dpexp.config.run_config import FILING, known_options
 from dpexp.config.strategy_options import REFERENCE
 from dpexp.record.batches import without_host
-from dpexp.record.figures import Figure
+from dpexp.record.figures import At, Figure, figures
 from dpexp.record.files import JournalError
 from dpexp.record.fold import load_record
 from dpexp.record.journal import SWEEP_STRATEGY
 from dpexp.record.record import Record
-from dpexp.record.steps import spread, typical
+from dpexp.record.steps import typical
 from dpexp.record.view import RecordView
 from dpexp.report import units
-from dpexp.report.intervals import Interval, ratio_interval
+from dpexp.report.intervals import Interval, medians, ratio_interval
 from dpexp.report.layout import accelerator_names
 
 WORK = {"model": "model", "data": "data", "batch_size": "batch size", "dtype": "dtype", "eval": "eval"}
 """{config key: how it reads}: the work of a run, with the contents of its files."""
 OF_REPEATS = FILING | {"seed"}
 """Config keys that don't make another config: runs that differ in them only are repeats."""
+STEP = next(figure for figure in figures(At.TABLE) if figure.name == "step_ms")
 
 
 class GroupKey(NamedTuple):
@@ -63,78 +63,67 @@ def _contents(record: Record) -> str:
     """The digests of the files and objects that the model and the data come from; empty without any."""
     texts = [str(record.config.get(key, "")) for key in ("model", "data")]
     texts += [text.replace(".", "/") for text in texts]  # a module, of which the file is recorded
-    found = []
+    digests = []
     for row in record.files:
         path = str(row.get("path"))
         stem = path.removesuffix("/__init__.py").removesuffix(".py")
         if any(stem in text for text in texts):
-            found.append(f"{path} {str(row.get('sha256'))[:8]}")
-    return ", ".join(found)
+            digests.append(f"{path} {str(row.get('sha256'))[:8]}")
+    return ", ".join(digests)
 
 
-@dataclass
+@dataclass(frozen=True)
 class Cell:
-    """The runs of one config on one machine. ``rows`` is the size of its usual batch."""
+    """The runs of one config on one machine, by round of a sweep or by id. ``rows``: of its usual batch."""
 
     rows: int
-    views: list[RecordView] = field(default_factory=list)
-
-    @property
-    def runs(self) -> list[Record]:
-        return [view.record for view in self.views]
+    runs: Mapping[Hashable, RecordView]
 
     @property
     def first(self) -> Record:
-        return self.views[0].record
+        """The Record of its first run."""
+        return next(iter(self.runs.values())).record
 
     def number(self, figure: Figure) -> float | None:
         """A figure of these runs; None where it is not known."""
-        return figure.of_runs([figure.number(view) for view in self.views])
-
-    def pooled(self, figure: Figure) -> dict[str, float]:
-        """{median, iqr, min, max, n} of the samples of all runs."""
-        return spread([sample for view in self.views for sample in figure.of(view)]) or {}
+        return figure.of_runs([figure.number(run) for run in self.runs.values()])
 
     @property
     def noisy(self) -> int:
         """How many of its runs cannot be judged."""
-        return sum(view.noise is not None for view in self.views)
+        return sum(run.noise is not None for run in self.runs.values())
 
     @property
     def devices(self) -> int:
         """How many devices computed, without the host; 1 for the host alone."""
         return max(1, len(without_host(self.first)))
 
-    @cached_property
-    def medians(self) -> dict[Hashable, float]:
-        """{run: its median step time}; the key of a sweep's run pairs it with those of its round and seed."""
-        return {_round(view.record): statistics.median(view.usual_times) for view in self.views}
-
     @property
     def typical_ms(self) -> float:
         """The step time of the cell: the geometric mean of its runs' medians."""
-        return typical(self.medians.values())
+        return typical(medians(STEP, self.runs).values())
 
     def metrics(self) -> dict[str, float]:
         """{name: the mean over the runs of its last value}, of metrics that every run has."""
-        names = [name for name in self.views[0].metrics if all(name in view.metrics for view in self.views)]
-        return {name: statistics.fmean(view.metrics[name] for view in self.views) for name in names}
+        of_runs = [run.metrics for run in self.runs.values()]
+        names = [name for name in of_runs[0] if all(name in metrics for metrics in of_runs)]
+        return {name: statistics.fmean(metrics[name] for metrics in of_runs) for name in names}
 
     def speed_up(self, baseline: Cell) -> Interval:
         """How many times faster than the baseline, with its 95% interval."""
-        return ratio_interval(baseline.medians, self.medians)
+        return ratio_interval(medians(STEP, baseline.runs), medians(STEP, self.runs))
 
     def efficiency(self, baseline: Cell) -> float:
         """The speed-up as a share of what the number of devices allows."""
         return self.speed_up(baseline).value * baseline.devices / self.devices
 
 
-@dataclass
+@dataclass(frozen=True)
 class Group:
     """Cells that may be ranked against each other."""
 
     key: GroupKey
-    cells: list[Cell] = field(default_factory=list)
+    cells: Sequence[Cell]
 
     @property
     def baseline(self) -> Cell:
@@ -150,7 +139,7 @@ class Group:
     @property
     def newest(self) -> str:
         """When its last run started."""
-        return max(run.started for cell in self.cells for run in cell.runs)
+        return max(run.record.started for cell in self.cells for run in cell.runs.values())
 
     @property
     def metrics(self) -> list[str]:
@@ -164,7 +153,7 @@ class Group:
         return sorted(self.cells, key=lambda cell: cell.typical_ms) if is_judged else []
 
 
-@dataclass
+@dataclass(frozen=True)
 class Comparison:
     """Groups, that of the newest run first, and the runs that could not be compared, each with the reason."""
 
@@ -199,8 +188,7 @@ class Comparison:
 
 def compare(folders: Sequence[Path]) -> Comparison:
     """Read and group the runs of these folders; what sweeps record of themselves is no run."""
-    groups: dict[GroupKey, Group] = {}
-    cells: dict[Hashable, Cell] = {}
+    runs: dict[GroupKey, dict[tuple[str, int], dict[Hashable, RecordView]]] = {}
     left_out = []
     for folder in folders:
         try:
@@ -213,16 +201,16 @@ def compare(folders: Sequence[Path]) -> Comparison:
         view = RecordView(record)
         if record.status != "finished" or (usual := view.usual) is None:
             why = record.error.get("message") if record.error else "" if view.usual else "no measured steps"
-            left_out.append(
-                (record.name or record.run_id, f"{record.status}: {why}" if why else record.status)
-            )
+            label = record.name or record.run_id
+            left_out.append((label, f"{record.status}: {why}" if why else record.status))
             continue
-        key = group_key(record)
-        cell = cells.setdefault((key, config_key(record), usual.rows), Cell(usual.rows))
-        if not cell.views:
-            groups.setdefault(key, Group(key)).cells.append(cell)
-        cell.views.append(view)
-    return Comparison(sorted(groups.values(), key=lambda group: group.newest, reverse=True), left_out)
+        cells = runs.setdefault(group_key(record), {})
+        cells.setdefault((config_key(record), usual.rows), {})[_round(record)] = view
+    groups = [
+        Group(key, [Cell(rows, of_cell) for (_, rows), of_cell in cells.items()])
+        for key, cells in runs.items()
+    ]
+    return Comparison(sorted(groups, key=lambda group: group.newest, reverse=True), left_out)
 
 
 def _round(record: Record) -> Hashable:

@@ -81,12 +81,12 @@ def _boxes(view: RecordView) -> dict[str, list[str]]:
             alike.setdefault(tuple(_contents(view, place)), []).append(place.device)
     boxes = {_title(devices): [*lines] for lines, devices in [*alike.items()][:MOST_BOXES]}
     if rest := [device for devices in [*alike.values()][MOST_BOXES:] for device in devices]:
-        boxes[units.span(rest)] = ["…"]
+        boxes[units.device_names(rest)] = ["…"]
     return boxes
 
 
 def _title(devices: list[str]) -> str:
-    return units.span(devices) + (f" ({len(devices)} devices, each:)" if len(devices) > 1 else "")
+    return units.device_names(devices) + (f" ({len(devices)} devices, each:)" if len(devices) > 1 else "")
 
 
 def _contents(view: RecordView, place: layout.DeviceContents) -> list[str]:

@@ -15,18 +15,21 @@ the ``difference`` of their means.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+import statistics
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
-from dpexp.record.steps import typical
+import numpy as np
 
-if TYPE_CHECKING:
-    import numpy as np
+from dpexp.record.figures import Figure
+from dpexp.record.steps import present, spread, typical
+from dpexp.record.view import RecordView
+from dpexp.report import units
 
-    Array = np.ndarray[Any, Any]
-
-RunFigures = Mapping[Any, float]
+Array = np.ndarray[Any, Any]
+Key = TypeVar("Key", bound=Hashable)
+Medians = Mapping[Key, float]
 """{run: its figure}; runs of the same round of a sweep have the same key."""
 CONFIDENCE = 0.95
 ONE_RUN = "from one run each"
@@ -49,20 +52,47 @@ class Interval:
         """Whether there were enough runs of each cell."""
         return math.isfinite(self.low) and math.isfinite(self.high)
 
-    def text(self, show: Callable[[float], str]) -> str:
+    def text(self, unit: str) -> str:
         """``0.98x (95% interval 0.97x to 1.00x)``, or ``0.98x (from one run each: no interval)``."""
-        if not self.is_known:
-            return f"{show(self.value)} ({ONE_RUN}: no interval)"
-        return f"{show(self.value)} (95% interval {show(self.low)} to {show(self.high)})"
+        value, low, high = (units.text(number, unit) for number in (self.value, self.low, self.high))
+        certainty = f"95% interval {low} to {high}" if self.is_known else f"{ONE_RUN}: no interval"
+        return f"{value} ({certainty})"
 
 
-def of_runs(runs: RunFigures) -> Interval:
+def samples_of(figure: Figure, run: RecordView) -> list[float]:
+    """The samples of a figure, or the one number that it is; empty where it is not known."""
+    return list(figure.of(run)) if figure.is_sampled else present([figure.number(run)])
+
+
+def medians(figure: Figure, runs: Mapping[Key, RecordView]) -> dict[Key, float]:
+    """{run: the median of its samples}, of the runs that have any."""
+    samples = {key: samples_of(figure, run) for key, run in runs.items()}
+    return {key: statistics.median(of_run) for key, of_run in samples.items() if of_run}
+
+
+def pooled(figure: Figure, runs: Mapping[Key, RecordView]) -> dict[str, Any]:
+    """{median, iqr, min, max, n} of the samples of all runs; empty without any."""
+    return spread([sample for run in runs.values() for sample in samples_of(figure, run)]) or {}
+
+
+def interval(
+    figure: Figure, runs: Mapping[Key, RecordView], against: Mapping[Key, RecordView] | None = None
+) -> Interval | None:
+    """A figure of a cell, or its ratio to another cell's, with its interval; None where it is not known."""
+    numbers = medians(figure, runs)
+    if against is None:
+        return of_runs(numbers) if numbers else None
+    others = medians(figure, against)
+    return ratio_interval(numbers, others) if numbers and others else None
+
+
+def of_runs(runs: Medians[Key]) -> Interval:
     """The figure of one cell with its interval."""
     value = typical(runs.values())
     return _interval(value, mean(_logs(runs.values()))) if len(runs) > 1 and value else Interval(value)
 
 
-def ratio_interval(first: RunFigures, second: RunFigures) -> Interval:
+def ratio_interval(first: Medians[Key], second: Medians[Key]) -> Interval:
     """How many times the second cell's figure the first cell's is. Runs that share a key are paired.
 
     Where some runs share a key, only those count: the others would compare different rounds.
@@ -89,7 +119,7 @@ class Estimate:
     @property
     def half(self) -> Array:
         """Half the width of its interval."""
-        from scipy import special
+        from scipy import special  # takes longer than the rest of a command's help
 
         return special.stdtrit(self.freedom, (1 + CONFIDENCE) / 2) * self.error  # type: ignore[no-any-return]
 
@@ -112,8 +142,6 @@ def difference(first: Array, second: Array) -> Estimate:
 
 
 def _logs(values: Iterable[float]) -> Array:
-    import numpy as np
-
     return np.asarray(np.log(list(values)))
 
 

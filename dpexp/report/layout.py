@@ -27,39 +27,44 @@ class DeviceContents:
 
 
 def places(record: Record) -> list[DeviceContents]:
-    """Every device that stores or computes something: the host first, then by index."""
-    devices = {*record.devices["used"], record.devices["output"] or "cpu"}
-    devices |= {row["device"] for row in record.shapes}
+    """Every device that stores or computes something: the host first, then by index.
+
+    Of a dry run of ranks it is not known what the others than the first one store.
+    """
+    devices = {record.devices["output"] or "cpu"}
+    if record.status != "planned" or "ranks" not in record.devices:
+        devices |= {*record.devices["used"], *(row["device"] for row in record.shapes)}
     for row in record.device_map:
         devices |= {_device_of(row), *row["replicas"]}
-    found = {device: DeviceContents(device) for device in sorted(devices, key=device_order)}
+    contents = {device: DeviceContents(device) for device in sorted(devices, key=device_order)}
     for row in optimizer_rows(record):
         for device in (_device_of(row), *row["replicas"]):
-            found[device].optimizer += row["bytes"]
+            contents[device].optimizer += row["bytes"]
     for row in model_rows(record):
-        place = found[_device_of(row)]
+        place = contents[_device_of(row)]
         place.own[row["module"]] += row["bytes"]
         place.full[row["module"]] += _full_bytes(row)
         for device in row["replicas"]:
-            found[device].copies[row["module"]] += row["bytes"]
-    if any(device.startswith("cpu of rank") for device in found) and "cpu" in found and not found["cpu"].own:
-        del found["cpu"]  # its ranks have all that the host has
-    return list(found.values())
+            contents[device].copies[row["module"]] += row["bytes"]
+    has_host_ranks = any(device.startswith("cpu of rank") for device in contents)
+    if has_host_ranks and "cpu" in contents and not contents["cpu"].own:
+        del contents["cpu"]  # its ranks have all that the host has
+    return list(contents.values())
 
 
 def holds(place: DeviceContents) -> str:
     """The modules of a device: ``fc``, ``25% of block1, 265 B of 1.06 kB``, ``a copy of layers.0-11.fc``."""
     sizes = {name or "(model)": (count, place.full[name]) for name, count in place.own.items()}
     parts = merged((name, size) for name, size in sizes.items() if size[0] != size[1])
-    found = [
+    texts = [
         f"{units.percent(count / full)} of {name}, {units.size(count)} of {units.size(full)}"
         for name, (count, full) in parts
     ]
-    if len(found) > 4:
-        found[3:] = [f"parts of {len(found) - 3} more modules"]
-    if own := [name for name, (count, full) in sizes.items() if count == full]:
-        found.append(listed(own, 4))
-    text = "; ".join(found)
+    if len(texts) > 4:
+        texts[3:] = [f"parts of {len(texts) - 3} more modules"]
+    if full_modules := [name for name, (count, full) in sizes.items() if count == full]:
+        texts.append(listed(full_modules, 4))
+    text = "; ".join(texts)
     copies = f"a copy of {listed((name or '(model)' for name in place.copies), 4)}" if place.copies else ""
     return ", ".join(filter(None, [text, copies])) or "-"
 
@@ -94,7 +99,9 @@ def where(record: Record) -> str:
     used = record.devices["used"]
     if not used:
         return ""
-    return f" on {stage(record)}: {units.span(used)}; results on {record.devices['output'] or used[0]}"
+    return (
+        f" on {stage(record)}: {units.device_names(used)}; results on {record.devices['output'] or used[0]}"
+    )
 
 
 def stage(record: Record) -> str:

@@ -41,7 +41,7 @@ def runs(summaries: Sequence[RunSummary], delivered: Mapping[str, str], *, width
         "name": [printable_line(run.name) for run in summaries],
         "strategy": [run.strategy for run in summaries],
         "execution": [run.execution for run in summaries],
-        "devices": [units.span(run.devices) for run in summaries],
+        "devices": [units.device_names(run.devices) for run in summaries],
         "verified": ["in part" if run.gaps and run.verified else verified[run.verified] for run in summaries],
         **_figures(summaries),
         "status": [_status(run) for run in summaries],
@@ -90,13 +90,13 @@ def _status(run: RunSummary) -> str:
 
 def models_sections(registry: Sequence[Row]) -> list[Section]:
     """The registry of ``dpexp.engine.inventory``: each model with its options."""
-    found = []
+    sections = []
     for model in registry:
         options = ((f"{option['option']}={option['default']}", option["help"]) for option in model["options"])
-        found.append(Section(f"{model['model']}: {model['help']}", commands=tuple(options)))
+        sections.append(Section(f"{model['model']}: {model['help']}", commands=tuple(options)))
     lines = (
         "--model NAME:KEY=VALUE,... sets options",
         "--model package.module:factory or file.py:factory is your own",
         "`single --model NAME --dry-run --full` shows the modules that a model is made of",
     )
-    return [*found, Section("How to use them", lines)]
+    return [*sections, Section("How to use them", lines)]

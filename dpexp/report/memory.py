@@ -20,7 +20,7 @@ def work_section(view: RecordView) -> Section | None:
     for row in record.memory_use:
         sizes = tuple(units.size(row[key]) if key in row else "-" for key in shown)
         alike.setdefault(sizes, []).append(row["device"])
-    rows = tuple((units.span(devices), *sizes) for sizes, devices in alike.items())
+    rows = tuple((units.device_names(devices), *sizes) for sizes, devices in alike.items())
     table = Table(("device", *(HEADINGS.get(key, key) for key in shown)), rows) if rows else None
     note = f"memory and FLOPs of a step: {work['note']}" if work.get("note") else ""
     lines = [note] if note else [_computed(view), _tokens(view)]
@@ -46,13 +46,13 @@ def _tokens(view: RecordView) -> str:
 
 def profile_section(record: Record) -> Section | None:
     """Where the trace and the table of ``--profile`` are, or why there are none."""
-    found = record.work.get("profile")
-    if found is None:
+    profile = record.work.get("profile")
+    if profile is None:
         return None
-    if "note" in found:
-        return Section("Profile", (found["note"],))
+    if "note" in profile:
+        return Section("Profile", (profile["note"],))
     line = (
-        f"{plural(found['steps'], 'step')} under torch.profiler: {PROFILE_TRACE} opens in ui.perfetto.dev, "
+        f"{plural(profile['steps'], 'step')} under torch.profiler: {PROFILE_TRACE} opens in ui.perfetto.dev, "
         f"{PROFILE_TABLE} has the costliest operators; both are in the run's folder"
     )
     return Section("Profile", (f"{line} and in MLflow" if record.is_tracked else line,))

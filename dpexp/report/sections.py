@@ -4,17 +4,17 @@ The terminal, the note on the MLflow page and a notebook show these sections, so
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from dpexp.config.words import listed, merged, plural, shortened
-from dpexp.record.batches import Batches, named, optimizer_rows, unobserved
+from dpexp.record.batches import named, optimizer_rows, unobserved
 from dpexp.record.figures import At, figures
 from dpexp.record.phases import Phase
 from dpexp.record.record import Record
 from dpexp.record.view import RecordView
 from dpexp.report import layout, style, units, verification
 from dpexp.report.commands import next_commands
-from dpexp.report.findings import Finding, findings_of
+from dpexp.report.findings import findings_of
 from dpexp.report.memory import profile_section, work_section
 from dpexp.report.section import Bar, Section, Table, short_section
 
@@ -33,8 +33,7 @@ def sections(view: RecordView, *, full: bool = False) -> list[Section]:
     A short report has the first finding, no memory, and few lines of shapes and of the device map.
     """
     record, findings = view.record, findings_of(view)
-    shapes = shapes_section(view.batches, unobserved(record))
-    device_map = device_map_section(view)
+    shapes, device_map = shapes_section(view), device_map_section(view)
     parts = [
         _run(view, findings),
         verification.verification_section(record, full),
@@ -52,13 +51,15 @@ def sections(view: RecordView, *, full: bool = False) -> list[Section]:
 # --- the run: a verdict, then figures ------------------------------------------------------------
 
 
-def _run(view: RecordView, findings: Sequence[Finding]) -> Section:
+def _run(view: RecordView, findings: Mapping[str, str]) -> Section:
     record, facts = view.record, view.record.verification
-    mood = {"finished": "", "running": "warn"}.get(record.status, "bad")
+    mood = {"finished": "", "planned": "", "running": "warn"}.get(record.status, "bad")
     is_passthrough = record.execution == "passthrough"
     if record.damage or is_passthrough:
         mood = mood or "warn"
     title = f"Run {record.name} ({record.run_id})" if record.name else f"Run {record.run_id}"
+    if record.status == "planned":
+        title = f"Would run {record.name} ({record.execution})"
     lines = [
         _verdict(view, findings),
         f"strategy {record.strategy}{layout.where(record)}",
@@ -68,18 +69,22 @@ def _run(view: RecordView, findings: Sequence[Finding]) -> Section:
         *verification.verification_lines(facts),
         "to see replicas, emulate devices: --virtual 2" if is_passthrough and not record.is_watched else "",
         layout.emulation(record),
+        (facts["note"] or "") if record.status == "planned" else "",
         f"DAMAGED: {'; '.join(record.damage)}" if record.damage else "",
     ]
     return Section(title, tuple(filter(None, lines)), mood)
 
 
-def _verdict(view: RecordView, findings: Sequence[Finding]) -> str:
+def _verdict(view: RecordView, findings: Mapping[str, str]) -> str:
     """How the run was executed, whether it is verified, its step time, and the first of its findings.
 
     Of a run that cannot be judged: why, and its rate by wall clock. Of one that can, although interruptions
-    hold most of its time: how many they are. Of a loop that is watched: how many steps were compared.
+    hold most of its time: how many they are. Of a loop that is watched: how many steps were compared. Empty
+    for a dry run.
     """
     record, usual = view.record, view.usual
+    if record.status == "planned":
+        return ""
     if record.error:
         error = ": ".join(filter(None, (record.error.get("type"), record.error.get("message"))))
         return f"{record.status.upper()}: {shortened(error)}"
@@ -97,9 +102,7 @@ def _verdict(view: RecordView, findings: Sequence[Finding]) -> str:
         parts.append(f"{units.ms(usual.median)} per step, IQR {units.ms(usual.iqr)}, n {usual.n}")
     if view.interruptions is not None:
         parts.append(f"interrupted: {units.held(view.interruptions)}")
-    unnamed = "" if view.interruptions is None else "unsteady steps"
-    names = [finding.name for finding in findings if finding.name != unnamed]
-    return "; ".join([*parts, *names[:1]])
+    return "; ".join([*parts, *[*findings][:1]])
 
 
 def _config(view: RecordView) -> str:
@@ -132,38 +135,35 @@ def _steps(view: RecordView) -> str:
 
 def _rates(view: RecordView) -> str:
     """The figures that stand at ``At.TERMINAL``; those that are built on the step time need one."""
-    found = []
+    texts = []
     for figure in figures(At.TERMINAL):
         value = figure.of(view)
         if figure.name == "loss" and value:
-            found.append(f"loss {value[0]:.4g} (initial), {value[-1]:.4g} (final)")
+            texts.append(f"loss {value[0]:.4g} (initial), {value[-1]:.4g} (final)")
         elif isinstance(value, Mapping):
-            found += [f"{name} {number:.4g}" for name, number in value.items()]
+            texts += [f"{name} {number:.4g}" for name, number in value.items()]
         elif (number := figure.number(view)) and not (view.noise and figure.name in OF_STEP_TIME):
             text = units.text(number, figure.unit)
-            found.append(f"{figure.title} {text}" if figure.unit else f"{text} {figure.title}")
+            texts.append(f"{figure.title} {text}" if figure.unit else f"{text} {figure.title}")
             if figure.name == "samples_per_s" and view.record.execution == "virtual":
-                found[-1] += " on this CPU"
-    return "; ".join(found)
+                texts[-1] += " on this CPU"
+    return "; ".join(texts)
 
 
 # --- shapes and device map -----------------------------------------------------------------------
 
 
-def shapes_section(groups: Sequence[Batches], others: list[int] | None = None) -> Section | None:
-    """How batches are split, and the shapes of every call; modules and replicas that are alike in one row.
-
-    ``others`` are the numbers of batches that were not observed.
-    """
-    if not groups:
+def shapes_section(view: RecordView) -> Section | None:
+    """How batches are split, and the shapes of every call; modules and replicas that are alike in one row."""
+    if not view.batches:
         return None
     rows = []
-    for group in groups:
+    for group in view.batches:
         batch = group.name.partition(" ")[2]
         calls = [(call.name, (*units.call_texts(call), call.where)) for call in group.calls]
         rows += [(batch, name, *content) for name, content in merged(calls)]
-    lines = [f"{group.name}: {units.batches_text(group)}" for group in groups]
-    if others:
+    lines = [f"{group.name}: {units.batches_text(group)}" for group in view.batches]
+    if others := unobserved(view.record):
         lines.append(f"{named(others)}: not observed")
     table = Table(("batch", "module", "inputs", "outputs", "where"), tuple(rows))
     return Section("Shapes", tuple(lines), table=table)
@@ -186,7 +186,7 @@ def device_map_section(view: RecordView) -> Section | None:
         cells += [units.size(place.optimizer)] * has_state + [peaks.get(place.device, "-")] * bool(peaks)
         devices.setdefault(tuple(cells), []).append(place.device)
     rows = [
-        (units.span(names), modules, f"{size} each" if len(names) > 1 else size, *more)
+        (units.device_names(names), modules, f"{size} each" if len(names) > 1 else size, *more)
         for (modules, size, *more), names in devices.items()
     ]
     more = (*["optimizer state"] * has_state, *["peak memory"] * bool(peaks))
@@ -201,10 +201,10 @@ def _moved(view: RecordView) -> list[str]:
     for move in view.moves:
         moved["backward" if move.is_backward else "forward"][move.what] += move.bytes
     return [
-        f"{way} moves {units.size(found.total())}: "
-        + ", ".join(f"{units.size(count)} by {what}" for what, count in found.items())
-        for way, found in moved.items()
-        if found
+        f"{way} moves {units.size(sizes.total())}: "
+        + ", ".join(f"{units.size(count)} by {what}" for what, count in sizes.items())
+        for way, sizes in moved.items()
+        if sizes
     ]
 
 
@@ -241,11 +241,11 @@ def _phase_text(phase: Phase) -> str:
     return f"{units.ms(phase.median)} [IQR {units.ms(phase.iqr)}]{moved}"
 
 
-def _findings(record: Record, findings: Sequence[Finding], full: bool) -> Section | None:
-    found = [f"{finding.text} {finding.advice}" for finding in findings]
-    if not found:
+def _findings(record: Record, findings: Mapping[str, str], full: bool) -> Section | None:
+    texts = [*findings.values()]
+    if not texts:
         is_complete = record.status == "finished" and not record.is_watched
         return Section("Findings", ("none",)) if is_complete else None
-    if not full and len(found) > 1:
-        found[1:] = [f"and {len(found) - 1} more: {', '.join(finding.name for finding in findings[1:])}"]
-    return Section("Findings", tuple(found), "warn")
+    if not full and len(texts) > 1:
+        texts[1:] = [f"and {len(texts) - 1} more: {', '.join([*findings][1:])}"]
+    return Section("Findings", tuple(texts), "warn")

@@ -87,10 +87,10 @@ def figure_with_axes(width: float, height: float) -> tuple[Figure, Axes]:
 
     It has no frame but its lower line, soft ticks, and a light grid along x.
     """
-    from matplotlib.figure import Figure
-    from matplotlib.layout_engine import ConstrainedLayoutEngine
+    from matplotlib.figure import Figure  # not for texts
 
-    figure = Figure((width, height), facecolor=PAPER, layout=ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.1))
+    figure = Figure((width, height), facecolor=PAPER)
+    figure.set_layout_engine("constrained", w_pad=0.1, h_pad=0.1)
     axes = figure.add_subplot(facecolor=PAPER, axisbelow=True)
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.spines["bottom"].set_color(LINE)
@@ -123,12 +123,12 @@ def time_axis(axes: Axes) -> None:
 
 def log_axis(axis: Axis, show: Callable[[float], str]) -> None:
     """Powers of ten on a logarithmic axis whose data are drawn, and 2 and 5 times these where it is short."""
-    from matplotlib.ticker import LogLocator, NullLocator
+    from matplotlib.ticker import LogLocator  # not for texts
 
     low, high = sorted(axis.get_view_interval())
     axis.set_major_locator(LogLocator(subs=(1.0,) if high / low > 1000 else (1.0, 2.0, 5.0)))
     axis.set_major_formatter(lambda value, _: show(value))
-    axis.set_minor_locator(NullLocator())
+    axis.minorticks_off()
 
 
 def title(axes: Axes, text: str, below: str = "") -> None:

@@ -6,7 +6,7 @@ from dpexp.config.words import plural
 from dpexp.record.figures import At, Figure, figures
 from dpexp.report import units
 from dpexp.report.compare import Cell, Comparison, Group
-from dpexp.report.intervals import ONE_RUN, Interval
+from dpexp.report.intervals import ONE_RUN, Interval, pooled
 from dpexp.report.section import Section, Table
 
 OF_TWO_CELLS = ("speed_up", "efficiency")
@@ -38,13 +38,15 @@ def _label(cell: Cell) -> str:
     run = cell.first
     if not run.parent:
         return run.name or run.strategy
-    parts, *others = (each.name.rpartition(".r")[0].split("-") for each in cell.runs)
+    names = (each.record.name.rpartition(".r")[0] for each in cell.runs.values())
+    parts, *others = (name.split("-") for name in names)
     return "-".join(part for part in parts if all(part in other for other in others)) or run.name
 
 
 def dates(cells: Sequence[Cell]) -> str:
     """When the runs of these cells started: ``2026-11-22 14:03 to 14:10``."""
-    started = sorted(run.started[:16].replace("T", " ") for cell in cells for run in cell.runs)
+    records = [run.record for cell in cells for run in cell.runs.values()]
+    started = sorted(record.started[:16].replace("T", " ") for record in records)
     first, last = started[0], started[-1]
     if first == last:
         return first
@@ -74,7 +76,7 @@ def _group(group: Group, number: int) -> Section:
     columns = {
         "run": names,
         "id": [cell.first.run_id for cell in cells],
-        "runs": [str(len(cell.views)) for cell in cells],
+        "runs": [str(len(cell.runs)) for cell in cells],
         "strategy": [cell.first.strategy for cell in cells],
         "devices": [str(cell.devices) for cell in cells],
     }
@@ -126,7 +128,7 @@ def _caveats(group: Group) -> list[str]:
             "repeat it to compare it"
         )
     if any(
-        1.0 not in cell.speed_up(group.baseline) and group.baseline.medians.keys().isdisjoint(cell.medians)
+        1.0 not in cell.speed_up(group.baseline) and group.baseline.runs.keys().isdisjoint(cell.runs)
         for cell in others
     ):
         lines.append(
@@ -147,13 +149,13 @@ def _text(cell: Cell, figure: Figure, baseline: Cell) -> str:
     if figure.name in OF_TWO_CELLS and not _is_compared(cell, baseline):
         return "-"
     if figure.name == "speed_up":
-        found = cell.speed_up(baseline)
-        return f"{_interval(found)} {verdict(found)}".strip()
+        speed_up = cell.speed_up(baseline)
+        return f"{_interval(speed_up)} {verdict(speed_up)}".strip()
     if figure.name == "efficiency":
         return units.text(cell.efficiency(baseline), figure.unit)
     number = cell.number(figure)
     if number is not None and figure.is_sampled:
-        samples = cell.pooled(figure)
+        samples = pooled(figure, cell.runs)
         return f"{number:.3g} [{samples['iqr']:.2g}] {samples['n']:.0f}"
     return _number(number, figure)
 

@@ -38,6 +38,7 @@ class Bar:
 
     @property
     def name(self) -> str:
+        """``parallel_apply``, or ``replica 0``."""
         return self.owner if self.owner.startswith("replica") else self.phase
 
 
@@ -51,6 +52,7 @@ class Lane:
 
     @property
     def name(self) -> str:
+        """``cpu:0``, ``cpu:0 replica 0``, ``cpu:0 rank 0``."""
         return f"{self.device} {self.owner}".rstrip()
 
     def add(self, bar: Bar) -> None:
@@ -123,6 +125,6 @@ def _lanes(view: RecordView, rows: list[Row], start: float) -> list[Lane]:
         key = (replica is not None, replica or 0, layout.device_order(device))
         times = (row["start_us"] - start) / 1000, (row["end_us"] - row["start_us"]) / 1000
         lanes.setdefault(key, Lane(device, owner)).add(Bar(row["phase"], row["device"], owner, *times))
-    found = [lanes[key] for key in sorted(lanes)]
-    busy = {lane.device for lane in found if lane.owner}
-    return [*found, *(Lane(device, "idle") for device in view.devices if busy and device not in busy)]
+    ordered = [lanes[key] for key in sorted(lanes)]
+    busy = {lane.device for lane in ordered if lane.owner}
+    return [*ordered, *(Lane(device, "idle") for device in view.devices if busy and device not in busy)]

@@ -3,13 +3,14 @@
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
+from typing import Any
 
 from dpexp.config.words import plural
 from dpexp.record.batches import Batches, Call
 from dpexp.record.noise import Noise
 
 
-def text(value: float, unit: str) -> str:
+def text(value: Any, unit: str) -> str:
     """A number in a unit of ``_TEXTS``; of any other, the number with its unit after it."""
     return _TEXTS[unit](value) if unit in _TEXTS else f"{number(value)} {unit}".rstrip()
 
@@ -67,16 +68,21 @@ def ratio(value: float) -> str:
     return f"{value:.2f}x" if value < 10 else f"{value:.0f}x"
 
 
-_TEXTS: Mapping[str, Callable[[float], str]] = {
+_TEXTS: Mapping[str, Callable[[Any], str]] = {
+    "us": lambda value: ms(value / 1000),
     "ms": ms,
+    "s": lambda value: ms(1000 * value),
     "B": size,
     "FLOP": flop,
     "FLOP/s": lambda value: f"{flop(value)}/s",
     "share": percent,
     "x": ratio,
     "error": error,
+    "digits": lambda value: f"{value:.4g}",
+    "yes": lambda value: value if isinstance(value, str) else "yes" if value else "NO",
+    "text": str,
 }
-"""How numbers in a unit read."""
+"""How numbers in a unit read; the last two are no numbers."""
 
 
 def shapes_text(several: Iterable[Sequence[int]]) -> str:
@@ -109,7 +115,7 @@ def counted(words: Iterable[str], joint: str = " + ") -> str:
     return joint.join(word if count == 1 else f"{count} × {word}" for word, count in runs)
 
 
-def span(names: Sequence[str]) -> str:
+def device_names(names: Sequence[str]) -> str:
     """Device names; of more than three, the first and the last: ``cpu:0, cpu:1`` or ``cpu:0 … cpu:31``."""
     return ", ".join(names) if len(names) <= 3 else f"{names[0]} … {names[-1]}"
 
@@ -123,14 +129,14 @@ def short_names(names: Sequence[str], most: int) -> list[str]:
     return list(names)
 
 
-def noise_text(found: Noise) -> str:
+def noise_text(noise: Noise) -> str:
     """The reason with its figures: between which bounds the median lies, and what outliers hold."""
-    low, high = ms(found.low), ms(found.high)
-    bounds = f"the median of {plural(found.n, 'step')} lies between {low} and {high}"
-    return f"{bounds}, {held(found, 'them')}" if found.are_interrupted else bounds
+    low, high = ms(noise.low), ms(noise.high)
+    bounds = f"the median of {plural(noise.n, 'step')} lies between {low} and {high}"
+    return f"{bounds}, {held(noise, 'them')}" if noise.are_interrupted else bounds
 
 
-def held(found: Noise, steps: str = "") -> str:
+def held(noise: Noise, steps: str = "") -> str:
     """Which part of the time outliers hold: ``3 of 75 steps hold 62% of the time``."""
-    verb = "holds" if found.outliers == 1 else "hold"
-    return f"{found.outliers} of {steps or plural(found.n, 'step')} {verb} {percent(found.share)} of the time"
+    verb = "holds" if noise.outliers == 1 else "hold"
+    return f"{noise.outliers} of {steps or plural(noise.n, 'step')} {verb} {percent(noise.share)} of the time"

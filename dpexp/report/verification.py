@@ -55,6 +55,8 @@ def verification_section(record: Record, full: bool) -> Section | None:
     """A short report has it only where it says more than the errors: it failed, was left out, has a note."""
     facts = record.verification
     note = facts.get("note")
+    if record.status == "planned":
+        return None
     if not facts.get("checked"):
         return Section("Not verified", (note or "nothing was compared with a single device",), "warn")
     if facts["passed"] and not full:

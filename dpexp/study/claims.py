@@ -11,11 +11,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from dpexp.config.errors import ConfigError
+from dpexp.record.figures import Figure
 from dpexp.report import units
+from dpexp.report.intervals import interval
 from dpexp.report.section import Section
 from dpexp.study.experiment import RELATIONS, Claim, ClaimOutcome, Experiment
-from dpexp.study.metrics import Metric, interval, metric, value
-from dpexp.study.records import RunsByCell
+from dpexp.study.metrics import is_timed, metric, value
+from dpexp.study.records import Rounds, RunsByCell
 
 
 @dataclass(frozen=True)
@@ -40,47 +42,50 @@ def judge(experiment: Experiment, runs: RunsByCell) -> list[Verdict]:
 
 def _judge(claim: Claim, cells: Sequence[str], runs: RunsByCell) -> Verdict:
     """The verdict on a claim about several cells is that of the worst one, with its figures."""
-    kind, _ = metric(claim.metric)
+    figure = metric(claim.metric)
+    timed = is_timed(figure)
     results = []
     for cell in cells:
         missing = [name for name in (cell, claim.against) if name and not runs.get(name)]
         if missing:
             results.append((ClaimOutcome.NOT_MEASURED, f"no finished run of {', '.join(missing)}"))
             continue
-        outcome, figures = (_timed if kind.is_timed else _fact)(claim, kind, cell, runs)
+        against = runs[claim.against] if claim.against else None
+        outcome, figures = (_timed if timed else _fact)(claim, figure, runs[cell], against)
         results.append((outcome, f"{cell}: {figures}" if len(cells) > 1 else figures))
     worst = min(results, key=lambda result: list(ClaimOutcome).index(result[0]))
-    if worst[0] == ClaimOutcome.HOLDS and not kind.is_timed and len(cells) > 1:
+    if worst[0] == ClaimOutcome.HOLDS and not timed and len(cells) > 1:
         worst = (ClaimOutcome.HOLDS, f"in all {len(cells)} cells")
-    return Verdict(claim, *worst, kind.is_timed)
+    return Verdict(claim, *worst, timed)
 
 
-def _timed(claim: Claim, kind: Metric, cell: str, runs: RunsByCell) -> tuple[ClaimOutcome, str]:
-    found = interval(claim.metric, runs[cell], runs[claim.against] if claim.against else None)
-    if found is None:
+def _timed(claim: Claim, figure: Figure, runs: Rounds, against: Rounds | None) -> tuple[ClaimOutcome, str]:
+    estimate = interval(figure, runs, against)
+    if estimate is None:
         return ClaimOutcome.NOT_MEASURED, f"no {claim.metric} in the records"
-    satisfied = {RELATIONS[claim.relation](end, claim.value) for end in (found.low, found.high)}
-    is_open = not found.is_known or len(satisfied) > 1
+    satisfied = {RELATIONS[claim.relation](end, claim.value) for end in (estimate.low, estimate.high)}
+    is_open = not estimate.is_known or len(satisfied) > 1
     outcome = ClaimOutcome.NOT_SHOWN if is_open else _outcome(satisfied == {True})
-    return outcome, found.text(units.ratio if claim.against else kind.show)
+    return outcome, estimate.text("x" if claim.against else figure.unit)
 
 
-def _fact(claim: Claim, kind: Metric, cell: str, runs: RunsByCell) -> tuple[ClaimOutcome, str]:
+def _fact(claim: Claim, figure: Figure, runs: Rounds, against: Rounds | None) -> tuple[ClaimOutcome, str]:
     try:
-        fact = value(claim.metric, runs[cell])
-        baseline = value(claim.metric, runs[claim.against]) if claim.against else None
+        fact = value(figure, runs)
+        baseline = value(figure, against) if against else None
     except ConfigError as error:
         return ClaimOutcome.CONTRADICTED, str(error)
-    if not claim.against:
+    shown = units.text(fact, figure.unit)
+    if not against:
         if fact != fact:  # NaN
             return ClaimOutcome.NOT_MEASURED, f"no {claim.metric} in the records"
-        return _outcome(RELATIONS[claim.relation](fact, claim.value)), kind.show(fact)
+        return _outcome(RELATIONS[claim.relation](fact, claim.value)), shown
+    other = units.text(baseline, figure.unit)
     if claim.relation == "==":
-        other = "" if fact == baseline else f", not {kind.show(baseline)}"
-        return _outcome(fact == baseline), kind.show(fact) + other
+        return _outcome(fact == baseline), shown if fact == baseline else f"{shown}, not {other}"
     quotient = fact / baseline if baseline else float("inf")
-    figures = f"{units.ratio(quotient)} ({kind.show(fact)} against {kind.show(baseline)})"
-    return _outcome(RELATIONS[claim.relation](quotient, claim.value)), figures
+    holds = RELATIONS[claim.relation](quotient, claim.value)
+    return _outcome(holds), f"{units.ratio(quotient)} ({shown} against {other})"
 
 
 def _outcome(holds: Any) -> ClaimOutcome:

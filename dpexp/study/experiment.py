@@ -18,21 +18,18 @@ from __future__ import annotations
 import operator
 import re
 import runpy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dpexp.config.errors import ConfigError
 from dpexp.config.run_config import RunConfig
 from dpexp.config.strategy_options import REFERENCE
 from dpexp.config.words import did_you_mean, shown
 from dpexp.study.records import Plan, RunsByCell, finished_runs, read_runs
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 CONFIG = "config.py"
 REQUIRED = ("QUESTION", "RUNS", "CLAIMS", "ANSWER", "COLUMNS")
@@ -102,8 +99,8 @@ class Lines:
     y: str = ""
 
 
-Drawing = Bars | Lines | Callable[[RunsByCell], "Figure"]
-"""A figure of an experiment; a function of ``config.py`` may draw one that is neither bars nor lines."""
+Drawing = Bars | Lines
+"""The figure of an experiment."""
 
 
 @dataclass(frozen=True)
@@ -126,6 +123,7 @@ class Experiment:
 
     @property
     def name(self) -> str:
+        """The name of its folder."""
         return self.folder.name
 
     @property
@@ -149,11 +147,11 @@ class Experiment:
 
     def cells_matching(self, pattern: str) -> list[str]:
         """The cells that match a pattern of a claim. Raises ConfigError if none does."""
-        found = [cell for cell in self.cells if fnmatchcase(cell, pattern)]
-        if not found:
+        matching = [cell for cell in self.cells if fnmatchcase(cell, pattern)]
+        if not matching:
             cells = ", ".join(self.cells) + did_you_mean(pattern, self.cells)
             raise ConfigError(f"{self.folder / CONFIG}: no cell matches '{pattern}'; there are {cells}")
-        return found
+        return matching
 
 
 def load_experiment(folder: Path) -> Experiment:

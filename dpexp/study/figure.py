@@ -7,18 +7,18 @@ the picture shows these Records without comparing pixels of another matplotlib.
 from __future__ import annotations
 
 import hashlib
-import inspect
 import itertools
 import json
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dpexp.record.record import Row
 from dpexp.report import style, units
+from dpexp.report.intervals import interval, medians
 from dpexp.study.experiment import Bars, Drawing, Lines
-from dpexp.study.metrics import interval, medians, metric, metric_title, value
+from dpexp.study.metrics import is_timed, metric, value
 from dpexp.study.records import Rounds, RunsByCell
 
 if TYPE_CHECKING:
@@ -42,17 +42,13 @@ def shows(path: Path, spec: Drawing, runs: RunsByCell) -> bool:
 
 
 def digest(spec: Drawing, runs: RunsByCell) -> str:
-    """SHA-256 of the figure's definition and its data; of a function, of its text and the ids of the runs."""
-    if isinstance(spec, Bars | Lines):
-        content: Any = [type(spec).__name__, asdict(spec), figure_data(spec, runs)]
-    else:
-        ids = {cell: [run.record.run_id for run in rounds.values()] for cell, rounds in runs.items()}
-        content = [inspect.getsource(spec), ids]
+    """SHA-256 of the figure's definition and its data."""
+    content = [type(spec).__name__, asdict(spec), figure_data(spec, runs)]
     text = json.dumps(content, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def figure_data(spec: Bars | Lines, runs: RunsByCell) -> list[Row]:
+def figure_data(spec: Drawing, runs: RunsByCell) -> list[Row]:
     """The figure as data: a row for each bar or line. Cells that were not measured are left out."""
     if isinstance(spec, Lines):
         return [_line(spec, label, points, runs) for label, points in spec.series.items()]
@@ -60,28 +56,26 @@ def figure_data(spec: Bars | Lines, runs: RunsByCell) -> list[Row]:
 
 
 def _bar(name: str, label: str, runs: Rounds) -> Row:
-    kind, _ = metric(name)
-    dots = list(medians(name, runs).values()) if kind.is_timed else []
-    return {"label": label, "value": value(name, runs), "dots": dots}
+    figure = metric(name)
+    dots = list(medians(figure, runs).values()) if is_timed(figure) else []
+    return {"label": label, "value": value(figure, runs), "dots": dots}
 
 
 def _line(spec: Lines, label: str, points: Mapping[float, str], runs: RunsByCell) -> Row:
-    kind, _ = metric(spec.metric)
-    name = spec.metric.format(label)
+    figure = metric(spec.metric.format(label))
     row: Row = {"label": label, "x": [], "y": [], "low": [], "high": []}
     for x, cell in points.items():
         against = spec.against.get(label, {}).get(x)
         if not runs.get(cell) or (against and not runs.get(against)):
             continue
-        if kind.is_timed:
-            found = interval(name, runs[cell], runs[against] if against else None)
-            if found is None:
-                continue
-            ends = (found.low, found.high) if found.is_known else (found.value, found.value)
-            figures = (found.value, *ends)
+        if not is_timed(figure):
+            numbers = (float(value(figure, runs[cell])),) * 3
+        elif (estimate := interval(figure, runs[cell], runs[against] if against else None)) is not None:
+            ends = (estimate.low, estimate.high) if estimate.is_known else (estimate.value,) * 2
+            numbers = (estimate.value, *ends)
         else:
-            figures = (float(value(name, runs[cell])),) * 3
-        for key, number in zip(("x", "y", "low", "high"), (float(x), *figures), strict=True):
+            continue
+        for key, number in zip(("x", "y", "low", "high"), (float(x), *numbers), strict=True):
             row[key].append(number)
     return row
 
@@ -90,11 +84,11 @@ def draw(spec: Drawing, runs: RunsByCell) -> Figure:
     """The picture of these runs."""
     if isinstance(spec, Bars):
         return _draw_bars(spec, figure_data(spec, runs))
-    return _draw_lines(spec, figure_data(spec, runs)) if isinstance(spec, Lines) else spec(runs)
+    return _draw_lines(spec, figure_data(spec, runs))
 
 
 def _draw_bars(spec: Bars, data: list[Row]) -> Figure:
-    kind, _ = metric(spec.metric)
+    shown = metric(spec.metric)
     figure, axes = style.figure_with_axes(9.0, 1.1 + 0.42 * len(data))
     longest = max(max([row["value"], *row["dots"]]) for row in data)
     for place, row in enumerate(data):
@@ -102,20 +96,17 @@ def _draw_bars(spec: Bars, data: list[Row]) -> Figure:
         axes.barh(place, row["value"], height=0.62, color=color, **style.EDGE)
         axes.plot(row["dots"], [place] * len(row["dots"]), "o", color=style.INK, markersize=3.5, alpha=0.75)
     axes.set_xlim(0, longest * 1.05)
-    style.label_rows(axes, [f"{row['label']}    {kind.show(row['value']):>8}" for row in data], margin=0.7)
-    axes.xaxis.set_major_formatter(lambda at, _: kind.show(at))
-    has_dots = any(row["dots"] for row in data)
-    below = (
-        f"{metric_title(spec.metric)}, geometric mean of the runs' medians; a dot is one run"
-        if has_dots
-        else ""
+    style.label_rows(
+        axes, [f"{row['label']}    {units.text(row['value'], shown.unit):>8}" for row in data], margin=0.7
     )
-    style.title(axes, spec.title, below)
+    axes.xaxis.set_major_formatter(lambda at, _: units.text(at, shown.unit))
+    below = f"{shown.title}, geometric mean of the runs' medians; a dot is one run"
+    style.title(axes, spec.title, below if any(row["dots"] for row in data) else "")
     return figure
 
 
 def _draw_lines(spec: Lines, data: list[Row]) -> Figure:
-    kind, _ = metric(spec.metric)
+    shown = metric(spec.metric)
     figure, axes = style.figure_with_axes(8.0, 4.6)
     axes.grid(axis="y", color=style.LINE, linewidth=0.6)
     for row, color, marker in zip(
@@ -132,12 +123,12 @@ def _draw_lines(spec: Lines, data: list[Row]) -> Figure:
     else:
         axes.set_xticks(xs, [units.number(x) for x in xs])
     axes.minorticks_off()
-    show: Any = units.ratio if spec.against else kind.show
+    unit = "x" if spec.against else shown.unit
     if spec.against:
         axes.axhline(1.0, color=style.INK, linewidth=1.0, linestyle="--")
-    style.log_axis(axes.yaxis, show)
+    style.log_axis(axes.yaxis, lambda value: units.text(value, unit))
     axes.set_xlabel(style.escape(spec.x), fontsize=9, color=style.SOFT)
-    axes.set_ylabel(style.escape(spec.y or metric_title(spec.metric)), fontsize=9, color=style.SOFT)
+    axes.set_ylabel(style.escape(spec.y or shown.title), fontsize=9, color=style.SOFT)
     style.title(axes, spec.title)
     axes.legend(frameon=False, fontsize=9, labelcolor=style.INK)
     return figure

@@ -51,11 +51,11 @@ class Plan:
     @property
     def order(self) -> list[PlannedRun]:
         """Every run in the order of execution: each round begins with the next cell."""
-        cells, found = [*self.runs], []
+        cells, order = [*self.runs], []
         for number in range(self.repeats):
             first = number % len(cells)
-            found += [PlannedRun(cell, number + 1) for cell in cells[first:] + cells[:first]]
-        return found
+            order += [PlannedRun(cell, number + 1) for cell in cells[first:] + cells[:first]]
+        return order
 
 
 Rounds = Mapping[int, RecordView]
@@ -65,12 +65,12 @@ RunsByCell = Mapping[str, Rounds]
 
 def finished_runs(records: Mapping[str, Record]) -> dict[str, Rounds]:
     """The finished runs by cell, of Records by the names of their runs."""
-    found: dict[str, dict[int, RecordView]] = {}
+    rounds: dict[str, dict[int, RecordView]] = {}
     for name, record in records.items():
         cell, _, number = name.rpartition(".r")
         if record.status == "finished":
-            found.setdefault(cell, {})[int(number)] = RecordView(record)
-    return {cell: dict(sorted(runs.items())) for cell, runs in found.items()}
+            rounds.setdefault(cell, {})[int(number)] = RecordView(record)
+    return {cell: dict(sorted(runs.items())) for cell, runs in rounds.items()}
 
 
 def changed_fields(run: RunConfig, recorded: Row) -> list[str]:
@@ -90,15 +90,15 @@ def speed_ups(runs: Mapping[str, Record]) -> list[Row]:
 
     ``runs`` are the Records by name. A run that cannot be judged has none.
     """
-    found = [
+    judged = [
         ((name.rpartition(".r")[2], record.config.get("seed"), group_key(record)), record, usual)
         for name, record in runs.items()
         if (usual := (view := RecordView(record)).usual) is not None and view.noise is None
     ]
-    singles = {key: usual.median for key, record, usual in found if record.strategy == REFERENCE}
+    singles = {key: usual.median for key, record, usual in judged if record.strategy == REFERENCE}
     return [
         {"run": record.run_id, "speed_up": singles[key] / usual.median}
-        for key, record, usual in found
+        for key, record, usual in judged
         if key in singles and usual.median
     ]
 
@@ -118,14 +118,14 @@ def machine_kind(records: Iterable[Record]) -> str:
 def read_runs(folder: Path) -> dict[str, Record]:
     """{name of the run: Record} of a folder of committed Records. Raises JournalError for other files."""
     cells = {path.stem: load_record(path) for path in sorted(folder.glob("*.json"))}
-    found = {PlannedRun(cell, 1).name: record for cell, record in cells.items()}
+    runs = {PlannedRun(cell, 1).name: record for cell, record in cells.items()}
     try:
         for row in _rows(folder):
             record = Record.from_dict(cells[row["cell"]].to_dict() | row)
-            found[PlannedRun(row["cell"], row["round"]).name] = record
+            runs[PlannedRun(row["cell"], row["round"]).name] = record
     except NOT_OF_DPEXP as error:
         raise JournalError(f"{folder / ROWS}: a line is not a run of a cell: {error!r}") from error
-    return found
+    return runs
 
 
 def write_runs(folder: Path, runs: Mapping[str, Sequence[Record]]) -> None:

@@ -35,27 +35,21 @@ BITS = ("torch", "cuda", "cpu", "cpu_capability", "threads", "accelerators")
 
 
 def reproduce(
-    record: Record,
-    *,
-    trust: bool = False,
-    warn: Callable[[str], None] = warnings.warn,
-    track: bool = True,
+    record: Record, *, trust: bool = False, warn: Callable[[str], None] = warnings.warn
 ) -> "Reproduction":
-    """Run it again and compare.
-
-    What it runs is delivered to MLflow if the recorded run was to be, and ``track`` allows it.
+    """Run it again and compare. What it runs is delivered to MLflow if the recorded run was to be.
 
     ``trust`` also runs code and reads files that the Record names, as one's own may; ``warn`` is called,
     before anything runs, for each file that has changed. Raises ConfigError if the Record is not trusted, and
     if its config or data is not available here.
     """
-    config = known_options(config_of(record, track=track))
+    config = known_options(config_of(record))
     if used := live_options(config):
         raise gone(f"--{used[0]} of run {record.run_id}, {config[used[0]]},")
     parsed = RunConfig.from_dict(config, where=f"record {record.run_id}")
     if not trust:
         _check_trust(record, parsed)
-    for change in changed_files(record, config):
+    for change in changed_files(record):
         warn(change)
     child = run_in_child(config, {"DPEXP_HOME": str(home())})
     if child.record is None:
@@ -63,7 +57,7 @@ def reproduce(
     return compare_records(record, child.record)
 
 
-def config_of(record: Record, *, track: bool = True) -> Row:
+def config_of(record: Record) -> Row:
     """The config that a Record was made with, its number of threads spelled out, filed under ``reproduce``.
 
     Raises ConfigError for a Record of something else than a run of dpexp.
@@ -78,7 +72,6 @@ def config_of(record: Record, *, track: bool = True) -> Row:
     config = {key: value for key, value in record.config.items() if value is not None}
     if record.environment.get("threads"):
         config["threads"] = record.environment["threads"]
-    config["track"] = track and config.get("track", True)
     return config | {"experiment": "reproduce", "run_name": fitted(f"again {record.name}", "again")}
 
 
@@ -98,10 +91,10 @@ def _check_trust(record: Record, config: RunConfig) -> None:
         )
 
 
-def changed_files(record: Record, config: Row) -> list[str]:
-    """The files that the config names and that are different from those of the run, in words."""
+def changed_files(record: Record) -> list[str]:
+    """The files that its config names and that are different from those of the run, in words."""
     recorded = {row["path"]: row["sha256"] for row in record.files}
-    present = file_hashes(references(RunConfig.from_dict(known_options(config))))
+    present = file_hashes(references(RunConfig.from_dict(known_options(record.config))))
     return [
         printable_line(
             f"{path} has changed since the run (SHA-256 {recorded[path][:12]}… then, {now[:12]}… now): "

@@ -11,12 +11,15 @@ from pathlib import Path
 
 from dpexp.record.record import Record
 from dpexp.report import units
-from dpexp.report.intervals import ONE_RUN
+from dpexp.report.intervals import ONE_RUN, interval
+from dpexp.report.layout import accelerator_names
 from dpexp.report.markdown import escape, table
 from dpexp.report.section import Table
-from dpexp.study import claims, figure, metrics
+from dpexp.study import claims
 from dpexp.study.claims import Verdict
 from dpexp.study.experiment import CONFIG, ClaimOutcome, Experiment
+from dpexp.study.figure import save, shows
+from dpexp.study.metrics import is_timed, metric, table_cell, value
 from dpexp.study.records import RunsByCell, changed_fields
 
 RESULTS, FIGURE = "results.md", "figure.png"
@@ -59,7 +62,7 @@ class Results:
             self.answer(),
         ]
         if drawn and self.main_runs:
-            parts.append(f"![{escape(getattr(drawn, 'title', self.experiment.question))}]({FIGURE})")
+            parts.append(f"![{escape(drawn.title)}]({FIGURE})")
         for kind, runs in self.runs.items():
             parts += [f"## On {kind}", *self._tables(kind, runs), _setup(runs)]
         return "\n\n".join([*parts, INTERVALS]) + "\n"
@@ -85,13 +88,13 @@ class Results:
 
     def _tables(self, kind: str, runs: RunsByCell) -> Iterator[str]:
         """The figures of the cells, and the claims with their verdicts."""
-        columns = self.experiment.columns
+        columns = [metric(name) for name in self.experiment.columns]
         cells = tuple(
-            (cell, str(len(runs[cell])), *(metrics.table_cell(name, runs[cell]) for name in columns))
+            (cell, str(len(runs[cell])), *(table_cell(figure, runs[cell]) for figure in columns))
             for cell in self.experiment.cells
             if runs.get(cell)
         )
-        yield table(Table(("cell", "runs", *map(metrics.metric_title, columns)), cells))
+        yield table(Table(("cell", "runs", *(figure.title for figure in columns)), cells))
         verdicts = tuple(
             (verdict.claim.text, verdict.outcome, verdict.figures, "time" if verdict.is_timed else "fact")
             for verdict in self.verdicts[kind]
@@ -103,22 +106,22 @@ class Results:
         experiment, folder = self.experiment, self.experiment.folder
         if not self.runs:
             return [f"{experiment.records}: no Records"]
-        found = [problem for kind in self.runs for problem in self._record_problems(kind)]
+        problems = [problem for kind in self.runs for problem in self._record_problems(kind)]
         update = f"python scripts/report.py experiments/{experiment.name}"
         path = folder / RESULTS
         if not path.is_file() or path.read_text(encoding="utf-8") != self.text():
-            found.append(f"{path} is not what the Records give: {update}")
+            problems.append(f"{path} is not what the Records give: {update}")
         drawn = experiment.figure
-        if drawn and not figure.shows(folder / FIGURE, drawn, self.main_runs):
-            found.append(f"{folder / FIGURE} is not drawn from the Records: {update}")
+        if drawn and not shows(folder / FIGURE, drawn, self.main_runs):
+            problems.append(f"{folder / FIGURE} is not drawn from the Records: {update}")
         for kind, verdicts in self.verdicts.items():
-            found += [
+            problems += [
                 f"{folder / CONFIG}: claim “{verdict.claim.text}”: {verdict.outcome} on {kind}, "
                 f"not {verdict.claim.stated}: {verdict.figures}"
                 for verdict in verdicts
                 if not verdict.is_as_stated
             ]
-        return found
+        return problems
 
     def _record_problems(self, kind: str) -> Iterator[str]:
         """The cells that lack a round, and the Records of another config."""
@@ -139,30 +142,31 @@ class Results:
         path.write_text(self.text(), encoding="utf-8")
         if not self.experiment.figure or not self.main_runs:
             return [path]
-        figure.save(self.experiment.figure, self.main_runs, picture)
+        save(self.experiment.figure, self.main_runs, picture)
         return [path, picture]
 
 
 def fill(text: str, runs: RunsByCell) -> str:
     """The text with figures in place of ``{value METRIC CELL}`` and ``{ratio METRIC CELL CELL}``."""
 
-    def figures(match: re.Match[str]) -> str:
+    def shown_figure(match: re.Match[str]) -> str:
         what, name, cell, against = match.groups()
         missing = [cell for cell in (cell, against) if cell and not runs.get(cell)]
         if missing:
             return f"(not measured: {', '.join(missing)})"
-        kind, _ = metrics.metric(name)
-        show = units.ratio if what == "ratio" else kind.show
-        if not kind.is_timed:
-            fact = metrics.value(name, runs[cell])
-            return show(fact / metrics.value(name, runs[against]) if what == "ratio" else fact)
-        found = metrics.interval(name, runs[cell], runs[against] if what == "ratio" else None)
-        if found is None:
+        figure = metric(name)
+        runs_of_cell, baseline = runs[cell], runs[against] if what == "ratio" else None
+        unit = "x" if what == "ratio" else figure.unit
+        if not is_timed(figure):
+            fact = value(figure, runs_of_cell)
+            return units.text(fact / value(figure, baseline) if baseline else fact, unit)
+        estimate = interval(figure, runs_of_cell, baseline)
+        if estimate is None:
             return f"(not measured: {name})"
-        ends = f"{show(found.low)} to {show(found.high)}" if found.is_known else ONE_RUN
-        return f"{show(found.value)} ({ends})"
+        shown, low, high = (units.text(end, unit) for end in (estimate.value, estimate.low, estimate.high))
+        return f"{shown} ({f'{low} to {high}' if estimate.is_known else ONE_RUN})"
 
-    return _PLACEHOLDER.sub(figures, text)
+    return _PLACEHOLDER.sub(shown_figure, text)
 
 
 def _setup(runs: RunsByCell) -> str:
@@ -188,13 +192,11 @@ def _setup(runs: RunsByCell) -> str:
     return "\n".join(f"- {name}: {escape(text)}" for name, text in lines.items())
 
 
-def _distinct(found: Iterable[object]) -> str:
-    return ", ".join(sorted(set(map(str, found))))
+def _distinct(values: Iterable[object]) -> str:
+    return ", ".join(sorted(set(map(str, values))))
 
 
 def _machine(record: Record) -> str:
     """The processor with its count, and the accelerators of a run's machine."""
-    environment = record.environment
-    accelerators = [str(device["name"]) for device in environment.get("accelerators") or []]
-    cpu = f"{environment.get('cpu')}, {environment.get('cpu_count')} cores"
-    return f"{cpu}, {units.repeated(accelerators, ', ')}" if accelerators else cpu
+    cpu = f"{record.environment.get('cpu')}, {record.environment.get('cpu_count')} cores"
+    return ", ".join(filter(None, [cpu, units.repeated(accelerator_names(record), ", ")]))

@@ -48,6 +48,7 @@ class CompletedRun:
 
     @property
     def finished(self) -> bool:
+        """Whether the run left a Record of status ``finished``."""
         return self.record is not None and self.record.status == "finished"
 
 
@@ -76,13 +77,13 @@ class Sweep:
     @property
     def records(self) -> dict[str, Record]:
         """{name: Record} of its runs on this disk: of several of one name the finished one, else the last."""
-        found: dict[str, Record] = {}
+        by_name: dict[str, Record] = {}
         for folder in folders(self.folder.parent):
             with suppress(JournalError):  # of a run that `runs.py list` names
                 record = load_record(folder)
                 if record.parent == self.folder.name:
-                    found[record.name] = max(record, found.get(record.name, record), key=_rank)
-        return found
+                    by_name[record.name] = max(record, by_name.get(record.name, record), key=_rank)
+        return by_name
 
     def missing(self) -> list[PlannedRun]:
         """The runs that have not finished, in the order of execution.
@@ -98,7 +99,7 @@ class Sweep:
         if changed := changed_fields(self.plan.runs[planned.cell], record.config):
             since = f"cell '{planned.cell}' has changed since that sweep ({', '.join(changed)})"
             raise ConfigError(f"{since}: sweep without --resume")
-        if files := changed_files(record, record.config):
+        if files := changed_files(record):
             raise ConfigError(f"cell '{planned.cell}': {files[0]}; or sweep without --resume")
         return record.status == "finished"
 

@@ -33,9 +33,3 @@ def test_the_help_says_how_to_name_what_a_user_has_written(option: str) -> None:
     shown = " ".join(re.sub("[│╭╰─╮╯]", " ", script("run.py", "ddp", "--help", COLUMNS="100").stdout).split())
     _, _, after = shown.partition(f" {option} ")
     assert "FILE.py:NAME or package.module:NAME" in after.partition("[env var: ")[0]
-
-
-def test_the_help_of_ddp_says_who_starts_its_processes() -> None:
-    shown = script("run.py", "ddp", "--help").stdout
-    assert "DistributedDataParallel: one process per device." in shown
-    assert "The command starts the processes" in shown

@@ -79,12 +79,6 @@ def test_its_package_is_complete_and_typed(installed: Path, folder: Path) -> Non
     assert (package / "py.typed").is_file()
 
 
-def test_the_shell_completes_commands_and_strategies(installed: Path, folder: Path) -> None:
-    for typed, expected in (("dpexp ru", {"run", "runs"}), ("dpexp run hy", {"hybrid"})):
-        words = {"COMP_WORDS": typed, "COMP_CWORD": str(typed.count(" ")), "_DPEXP_COMPLETE": "complete_bash"}
-        assert set(run(installed / "dpexp", folder=folder, **words).stdout.split()) == expected
-
-
 def test_its_version_is_that_of_the_package(installed: Path, folder: Path) -> None:
     assert run(installed / "dpexp", "--version", folder=folder).stdout == f"dpexp {__version__}\n"
 

@@ -20,7 +20,7 @@ from dpexp.engine.prediction import PlacementError, predict
 from dpexp.engine.prepare import prepare
 from dpexp.measurement.observe import device_map, observe
 from dpexp.models.registry import MODELS
-from dpexp.record.record import Row
+from dpexp.record.record import Record, Row
 from dpexp.timing import Timer
 
 MIXING = f"{HELPERS / 'user_error_cases.py'}:TwoDevices"
@@ -69,11 +69,7 @@ def test_predicted_shapes_are_those_of_the_run(model: str, strategy: str, option
         observe(placed, batches, prepared.data.objective.loss, gradients=True)
     )
     assert predicted.note == ""
-    sizes: dict[str, int] = {}
-    for row in device_map(placed):
-        for device in [row["device"], *row["replicas"]]:
-            sizes[device] = sizes.get(device, 0) + row["bytes"]
-    assert {device: sum(kinds.values()) for device, kinds in predicted.memory.items()} == sizes
+    assert predicted.device_map == device_map(placed)
 
 
 def without_packed(rows: list[Row]) -> list[Row]:
@@ -125,29 +121,35 @@ def test_a_dry_run_for_devices_that_are_not_here_is_that_of_virtual_ones(
     planned = dry_run(RunConfig(strategy, devices=named, options=options))
     virtual = json.loads(json.dumps(options).replace("cuda", "cpu"))
     emulated = dry_run(RunConfig(strategy, virtual=len(named.split(",")), options=virtual))
-    assert (planned["execution"], emulated["execution"]) == ("planned", "virtual")
-    assert planned["devices"]["used"] == used
-    assert "cuda:0" in planned["note"]
-    same = ("device_map", "splits", "shapes", "memory")
-    renamed = NAMES.sub(lambda name: f'"{name[1].replace("cpu", "cuda")}"', json.dumps(emulated))
-    assert {key: planned[key] for key in same} == {key: json.loads(renamed)[key] for key in same}
+    assert (planned.status, planned.execution, emulated.execution) == ("planned", "planned", "virtual")
+    assert planned.devices["used"] == used
+    assert "planned for cuda:0" in planned.verification["note"]
+    for there, here in ((planned.device_map, emulated.device_map), (planned.shapes, emulated.shapes)):
+        renamed = NAMES.sub(lambda name: f'"{name[1].replace("cpu", "cuda")}"', json.dumps(here))
+        assert there == json.loads(renamed)
 
 
 @pytest.mark.parametrize(("named", "ranks"), [({"devices": "100"}, 100), ({"virtual": 4}, 4)])
 def test_a_dry_run_of_ranks_names_the_device_of_each(named: dict[str, Any], ranks: int) -> None:
     planned = dry_run(RunConfig("ddp", data="random:samples=1000", batch_size=1000, **named))
-    assert planned["name"] == f"ddp-linear-{ranks}xcpu"
-    assert planned["devices"]["used"] == [f"cpu:{rank}" for rank in range(ranks)]
+    assert planned.name == f"ddp-linear-{ranks}xcpu"
+    assert planned.devices["used"] == [f"cpu:{rank}" for rank in range(ranks)]
+    assert f"that of one process; {ranks} ranks share the batches" in planned.verification["note"]
 
 
 @pytest.mark.parametrize("count", [None, 2])
-def test_the_device_map_of_a_run_is_that_of_the_plan(count: int | None, dpexp_home: Path) -> None:
+def test_a_dry_run_is_the_record_of_the_run_before_it_begins(count: int | None, dpexp_home: Path) -> None:
+    """What it knows of a run is what the run records."""
     config = RunConfig("place", virtual=count, devices="cpu" if count is None else "auto", track=False)
     config = replace(config, options=replace(config.options, place=("block2=cpu",)))
-    ran = dpexp.run(config, quiet=True).device_map
+    planned = dry_run(config)
+    assert not list(dpexp_home.iterdir())
+    ran = dpexp.run(config, quiet=True)
+    for key in ("name", "execution", "config", "files", "data", "devices", "device_map", "shapes"):
+        assert getattr(planned, key) == getattr(ran, key), key
     first = "cpu" if count is None else "cpu:0"
-    assert ran == dry_run(config)["device_map"]
-    assert [row["device"] for row in ran] == [first, first, "cpu", "cpu", first, first]
+    assert [row["device"] for row in ran.device_map] == [first, first, "cpu", "cpu", first, first]
+    assert Record.from_json(planned.to_json()) == planned
 
 
 # --- layouts that mix devices ---------------------------------------------------------------------

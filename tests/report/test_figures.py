@@ -71,25 +71,10 @@ def test_a_layout_has_what_each_device_has_computes_and_gets() -> None:
     assert "a copy of (model)\nparameters 48 B\ncomputes 15 rows\ngets 300 B by scatter" in texts(figure)
 
 
-def in_ring(count: int) -> Record:
-    """A run of ranks that each hold a part of every module, and send to the next one."""
-    record = whole(count)
-    devices = record.devices["used"]
-    record.devices["ranks"] = [{"rank": rank, "device": device} for rank, device in enumerate(devices)]
-    record.device_map = [
-        {**row, "device": device, "replicas": []} for row in record.device_map for device in devices
-    ]
-    sent = {"what": "all-gather", "phase": "forward", "backward": False, "bytes": 880}
-    record.summary["collectives"] = [
-        {"rank": rank, "batch": batch, **sent} for rank, batch in itertools.product(range(count), range(4))
-    ]
-    return record
-
-
 @pytest.mark.parametrize(
     ("record", "boxes"),
-    [(whole(3), 2), (whole(32, batches=(60,)), 3), (hybrid(), 2), (in_ring(100), 2)],
-    ids=["whole-3", "whole-32", "hybrid", "ring of 100"],
+    [(whole(3), 2), (whole(32, batches=(60,)), 3), (hybrid(), 2)],
+    ids=["whole-3", "whole-32", "hybrid"],
 )
 def test_devices_that_are_alike_share_a_box(record: Record, boxes: int) -> None:
     figure = layout_of(record)

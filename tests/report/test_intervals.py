@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dpexp.report import units
 from dpexp.report.intervals import (
     Estimate,
     Interval,
@@ -76,7 +75,7 @@ def test_one_run_a_cell_has_figures_and_no_interval(one: Interval) -> None:
     assert one.value == 2.0
     assert not one.is_known
     assert 1.0 in one
-    assert one.text(units.ratio) == "2.00x (from one run each: no interval)"
+    assert one.text("x") == "2.00x (from one run each: no interval)"
 
 
 def test_a_figure_of_zero_has_no_interval() -> None:

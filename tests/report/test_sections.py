@@ -10,8 +10,7 @@ from dpexp import report
 from dpexp.record.figures import summarize
 from dpexp.record.record import Record
 from dpexp.record.view import RecordView
-from dpexp.report import plan, terminal, units
-from dpexp.report.findings import findings_of
+from dpexp.report import units
 
 
 def titles(text: str) -> list[str]:
@@ -40,8 +39,7 @@ def test_a_report_begins_with_a_verdict_and_six_lines_of_figures() -> None:
     record = whole(3, phases=PHASES | {"replicate": 5.0})
     lines = report.summary(record, width=120).splitlines()
     median, iqr = (units.ms(record.summary["step_ms"][key]) for key in ("median", "iqr"))
-    found = findings_of(record)[0].name
-    assert lines[1] == f"  VIRTUAL devices, verified; {median} per step, IQR {iqr}, n 75; {found}"
+    assert lines[1] == f"  VIRTUAL devices, verified; {median} per step, IQR {iqr}, n 75; copying parameters"
     starts = [
         "strategy whole on 3 virtual devices: cpu:0, cpu:1, cpu:2; results on cpu:0",
         "model linear, data random, batches of 30, float32, seed 0",
@@ -228,18 +226,18 @@ def test_run_again_has_the_options_that_differ_from_the_defaults() -> None:
     assert "python scripts/run.py hybrid --virtual 1 --sparse\n" in text
 
 
-def planned(record: Record, **changes: object) -> str:
-    """The report of a dry run of 3 batches of 512 rows and one of 100."""
-    names = ("name", "execution", "config", "devices", "device_map", "shapes")
-    split = {"module": "", "rows": 512, "batches": 3, "pieces": [8] * 64, "devices": record.devices["used"]}
-    found = {name: getattr(record, name) for name in names} | {"note": "a note", "batches": {512: 3, 100: 1}}
-    found["splits"] = [split, split | {"rows": 100, "batches": 1}]
-    return terminal.terminal_text(plan.plan_sections(found | changes), width=80)
-
-
 def test_a_dry_run_of_64_replicas_and_12_layers_fits_on_a_screen() -> None:
-    text = planned(whole(64, modules=12, batches=(512, 100)))
+    record = whole(64, modules=12, batches=(512, 512, 100))
+    planned = Record(status="planned", verification={"checked": False, "note": "a note"})
+    for key in ("name", "strategy", "execution", "config", "data", "devices", "device_map", "shapes"):
+        setattr(planned, key, getattr(record, key))
+    text = report.summary(planned, width=80)
     assert len(text.splitlines()) <= 40
-    assert "batches 0-2: 512 rows -> 64 × 8" in text
-    assert "(model): 3 batches of 512 rows -> 64 × 8 on cpu:0 … cpu:63" in text
+    assert text.startswith(
+        "Would run whole-64 (virtual)\n  strategy whole on 64 virtual devices: cpu:0 … cpu:63;"
+    )
+    for line in ("a note", "batches 0-1: 512 rows -> 64 × 8", "backward moves "):
+        assert f"\n  {line}" in text
     assert "layers.0-11.linear" in text
+    assert text.endswith("Dry run: nothing was run or written.")
+    assert not re.search("verified|RUNNING|machine|run again", text)

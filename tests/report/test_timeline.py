@@ -13,18 +13,16 @@ from playwright.sync_api import Browser
 from dpexp import report
 from dpexp.record.record import Record
 from dpexp.record.view import RecordView
-from dpexp.report import style
 from dpexp.report.page import timeline_page
 from dpexp.report.timeline import TimelineStep, timeline_steps, typical_step
 
 BARS = """() => [...document.querySelectorAll(".track")].flatMap((track, lane) =>
     [...track.children].map((bar) => {
         const [outer, box] = [track, bar].map((element) => element.getBoundingClientRect());
-        const look = getComputedStyle(bar);
-        return {lane, name: bar.textContent, title: bar.title, color: look.backgroundColor, ink: look.color,
+        return {lane, name: bar.textContent, title: bar.title,
             left: (box.left - outer.left) / outer.width, width: box.width / outer.width};
     }))"""
-COLORS = "() => ['backgroundColor', 'color'].map((name) => getComputedStyle(document.body)[name])"
+PAPER = "() => getComputedStyle(document.body).backgroundColor"
 """What the browser draws: each bar with its place as a part of its lane."""
 
 
@@ -77,13 +75,6 @@ def test_a_rank_that_ends_after_the_step_is_drawn_to_its_end() -> None:
     assert max(float(left) + float(width) for left, width in places) == pytest.approx(100)
 
 
-def contrast(one: str, other: str) -> float:
-    """The contrast of two colours of a browser, ``rgb(r, g, b)``, 1 to 21 (WCAG 2.2)."""
-    both = (re.findall(r"\d+", color)[:3] for color in (one, other))
-    dark, light = sorted(style.luminance("#" + "".join(f"{int(c):02x}" for c in rgb)) for rgb in both)
-    return (light + 0.05) / (dark + 0.05)
-
-
 def test_the_page_shows_one_step_in_light_and_dark(browser: Browser, tmp_path: Path) -> None:
     report.write_files(whole(2), tmp_path)
     content = (tmp_path / "timeline.html").read_text()
@@ -103,12 +94,11 @@ def test_the_page_shows_one_step_in_light_and_dark(browser: Browser, tmp_path: P
     schemes: tuple[Literal["light", "dark"], ...] = ("light", "dark")
     for scheme in schemes:
         page.emulate_media(color_scheme=scheme)
-        paper, ink = page.evaluate(COLORS)
-        assert (contrast(paper, "rgb(0, 0, 0)") > 4.5) == (scheme == "light")
-        assert contrast(paper, ink) > 7
-        bars = page.evaluate(BARS)
-        assert all(contrast(bar["color"], bar["ink"]) >= 4.5 for bar in bars)
-        assert all(contrast(bar["color"], paper) >= 3 for bar in bars)
+        red, green, blue = map(int, re.findall(r"\d+", page.evaluate(PAPER)))
+        assert (min(red, green, blue) > 200, max(red, green, blue) < 50) == (
+            scheme == "light",
+            scheme == "dark",
+        )
     page.set_viewport_size({"width": 360, "height": 400})
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     page.close()

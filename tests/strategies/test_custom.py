@@ -16,8 +16,8 @@ from dpexp.config.errors import ConfigError
 from dpexp.config.run_config import RunConfig
 from dpexp.engine.dry_run import dry_run
 from dpexp.engine.prepare import prepare
+from dpexp.record.batches import batches
 from dpexp.record.view import RecordView
-from dpexp.report.findings import findings_of
 
 LAYOUTS = HELPERS / "layouts.py"
 CASES = ROOT / "tests" / "verification" / "cases"
@@ -63,11 +63,10 @@ def test_without_a_mesh_ranks_are_along_dp() -> None:
     assert RecordView(found).batches[0].split == [5, 5]
 
 
-def test_a_mesh_that_splits_no_rows_is_found() -> None:
+def test_a_mesh_may_split_no_rows() -> None:
     (found,) = records(2, of("sharded", mesh="fsdp=2"))
     assert found.verification["passed"] is True
-    (said,) = [each.text for each in findings_of(found) if each.name == "no rows split"]
-    assert said.startswith("The mesh fsdp=2 splits no rows: each of 2 ranks computes all rows of a batch")
+    assert RecordView(found).batches[0].same_rows == ((0, 1),)
 
 
 def test_shards_made_by_hand_are_verified_by_their_full_tensors() -> None:
@@ -129,10 +128,10 @@ def test_a_layout_that_cannot_run_is_refused_before_a_run_opens(options: Any, me
         prepare(RunConfig("custom", options=options))
 
 
-def test_a_dry_run_names_the_ranks_of_each_part_of_a_batch() -> None:
+def test_a_dry_run_has_the_ranks_that_compute_each_part_of_a_batch() -> None:
     options = {"layout": f"{LAYOUTS}:two_dimensional", "mesh": "dp=2,tp=2"}
-    row = dry_run(RunConfig("custom", options=options))["splits"][0]
-    assert (row["pieces"], row["devices"]) == ([15, 15], ["ranks 0+1", "ranks 2+3"])
+    full, last = batches(dry_run(RunConfig("custom", options=options)))
+    assert (full.parts, last.parts, full.same_rows) == ([15, 15], [5, 5], ((0, 1), (2, 3)))
 
 
 def test_names_of_wrapped_modules_are_those_of_the_model(tmp_path: Path) -> None:

@@ -97,7 +97,7 @@ def test_a_file_that_changed_is_reported_before_anything_runs(dpexp_home: Path, 
     path.write_bytes(b"12345678" * 50)
     data = f"text:{path},length=8"
     own = dpexp.run(RunConfig("single", steps=1, track=False, model="rnn", data=data), quiet=True)
-    assert changed_files(own, own.config) == []
+    assert changed_files(own) == []
     path.write_text(path.read_text().replace("5", "6"))
     events: list[str] = []
     reproduced = reproduce(own, trust=True, warn=events.append)
