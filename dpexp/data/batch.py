@@ -72,7 +72,7 @@ class Batch:
         return cls(inputs, targets, rows, rows)
 
     def changed(self, change: Change) -> Batch:
-        """The batch with every tensor changed to one of the same rows."""
+        """The batch with every tensor ``(rows, …)`` changed to one of the same rows."""
         inputs, targets = tensors.map_tensors(change, (self.inputs, self.targets))
         return replace(self, inputs=inputs, targets=targets)
 

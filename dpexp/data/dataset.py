@@ -61,20 +61,25 @@ class Samples:
         return apart(found, epoch_seed(seed, epoch)) if self.draws else found
 
 
+Epochs = Samples | Stream
+
+
 @dataclass(eq=False, repr=False)
 class Dataset:
     """What a run trains on: global batches, which are the same on every rank. ``test`` is held out.
 
-    ``forward`` is the signature of the model's forward, which the keys of a batch fit.
+    ``forward`` is the signature of the model's forward, which the keys of a batch fit. ``note`` says what the
+    source had to assume.
     """
 
     name: str
     description: str
     objective: Objective
-    epochs: Samples | Stream
+    epochs: Epochs
     test: Dataset | None = None
     forward: inspect.Signature | None = None
     dtype: torch.dtype | None = None
+    note: str = ""
 
     def batches(
         self, batch_size: int, *, seed: int = 0, epoch: int = 0, shuffle: bool = True

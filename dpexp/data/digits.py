@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from dpexp.config.features import Features
-from dpexp.data.base import Columns, Source
+from dpexp.data.base import Loaded, Source
+from dpexp.data.dataset import Samples
 from dpexp.data.rng import generator
 
 _VIEWS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -28,8 +29,9 @@ class DigitsSource(Source):
     name = "digits"
     features = Features("image", (1, 8, 8), classes=10, stepwise=False)
 
-    def load(self, model: nn.Module, seed: int) -> tuple[str, Columns, Columns]:
-        from sklearn.datasets import load_digits
+    def load(self, model: nn.Module, seed: int) -> Loaded:
+        """Images ``(batch, 1, 8, 8)``, or as the model takes them, and digits ``(batch,)``."""
+        from sklearn.datasets import load_digits  # takes a second
 
         bundled = load_digits()
         images = torch.tensor(bundled.images, dtype=torch.float32).unsqueeze(1) / 6 - 0.81
@@ -37,6 +39,8 @@ class DigitsSource(Source):
         if view := _VIEWS.get(getattr(model, "input_kind", "")):
             images = view(images)
         order = torch.randperm(len(digits), generator=generator(0, "digits: training and test images"))
-        train, test = order[:TRAIN], order[TRAIN:]
-        description = f"handwritten digits, {TRAIN} images of 8 x 8 to train and {len(test)} to test"
-        return description, ((images[train],), digits[train]), ((images[test],), digits[test])
+        train, test = (
+            Samples.of(((images[rows],), digits[rows]), self.where) for rows in (order[:TRAIN], order[TRAIN:])
+        )
+        description = f"{TRAIN} images of 8 x 8 to train and {test.samples} to test"
+        return Loaded(f"handwritten digits, {description}", train, test)

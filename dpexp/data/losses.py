@@ -29,7 +29,10 @@ NO_TARGETS = (
 
 
 def logits(outputs: Any) -> Tensor:
-    """The outputs if they are a tensor, else their key or attribute ``logits``, or their only tensor."""
+    """The outputs if they are a tensor, else their key or attribute ``logits``, or their only tensor.
+
+    Raises ConfigError where there is no such tensor ``(rows, …)``.
+    """
     if isinstance(outputs, Tensor):
         return outputs
     found = outputs.get("logits") if isinstance(outputs, Mapping) else getattr(outputs, "logits", None)
@@ -43,7 +46,10 @@ def logits(outputs: Any) -> Tensor:
 
 
 def loss_inside(outputs: Any, place: int = 0) -> Tensor | None:
-    """What a forward returns as its loss: the outputs, their entry or attribute ``loss``, or an item."""
+    """What a forward returns as its loss: the outputs, their entry or attribute ``loss``, or an item.
+
+    A scalar, or ``(replicas,)`` with the loss of each; another tensor where the forward returns no loss.
+    """
     found = _named_loss(outputs)
     if isinstance(found, list | tuple) and found:
         found = found[place] if place < len(found) else None  # in eval mode there may be no loss
@@ -78,7 +84,7 @@ def _named_loss(outputs: Any) -> Any:
 
 
 def standard_loss(outputs: Any, targets: Any, reduction: str, classes: int | None) -> Tensor:
-    """The loss of the table above, reduced as ``reduction`` says. Raises ConfigError for other shapes.
+    """The scalar of the table above, reduced as ``reduction`` says. Raises ConfigError for other shapes.
 
     ``classes`` is how many the data has, where that is known. By rows, the loss of a batch of steps is the
     mean over rows of each row's mean over its steps: so the losses of shards add up.
@@ -106,7 +112,7 @@ def standard_loss(outputs: Any, targets: Any, reduction: str, classes: int | Non
 
 
 def class_scores(scores: Tensor, targets: Tensor, classes: int | None) -> Tensor:
-    """The scores with the classes in the last dimension. Raises ConfigError where they do not fit.
+    """The scores as ``(*targets.shape, classes)``. Raises ConfigError where they do not fit.
 
     They fit with the classes in the last dimension or, as in PyTorch's cross entropy, in dimension 1. Where
     both fit, data with a known number of classes (a source of dpexp) has them in the last.

@@ -7,7 +7,8 @@ from torch import nn
 
 from dpexp.config.errors import ConfigError, as_config_error
 from dpexp.config.words import plural
-from dpexp.data.base import Columns, Source
+from dpexp.data.base import Loaded, Source
+from dpexp.data.dataset import Samples
 from dpexp.data.losses import NO_TARGETS
 from dpexp.data.rng import generator
 
@@ -25,7 +26,8 @@ class RandomSource(Source):
         self.samples = samples
         self.shape = _parsed(shape, where) if shape else None
 
-    def load(self, model: nn.Module, seed: int) -> tuple[str, Columns, None]:
+    def load(self, model: nn.Module, seed: int) -> Loaded:
+        """What the model's ``example`` returns, or inputs alone. Raises ConfigError where both fail."""
         example, name = getattr(model, "example", None), type(model).__name__
         if self.shape is not None or not callable(example):
             return self._without_targets(model, seed)
@@ -33,9 +35,9 @@ class RandomSource(Source):
             inputs, targets = example(self.samples, generator(seed, "random samples"))
             rows = len(targets)
         columns = inputs if isinstance(inputs, tuple) else (inputs,), targets
-        return f"{rows} random samples for {name}, seed {seed}", columns, None
+        return Loaded(f"{rows} random samples for {name}, seed {seed}", Samples.of(columns, self.where))
 
-    def _without_targets(self, model: nn.Module, seed: int) -> tuple[str, Columns, None]:
+    def _without_targets(self, model: nn.Module, seed: int) -> Loaded:
         """Inputs for the model's first layer; ids where that is an embedding."""
         layers = ((name, each) for name, each in model.named_modules() if isinstance(each, _FIRST))
         name, layer = next(layers, ("", None))
@@ -48,8 +50,9 @@ class RandomSource(Source):
             inputs, kind = torch.randn(self.samples, *shape, generator=rng), "numbers"
         origin = "" if self.shape is not None else f", as its first layer {name or 'itself'} takes"
         made = f"random {kind} of shape {shape}{origin}"
-        self.note = f"{made}; {NO_TARGETS}"
-        return f"{plural(self.samples, 'sample')}, {made}, seed {seed}", ((inputs,), None), None
+        description = f"{plural(self.samples, 'sample')}, {made}, seed {seed}"
+        samples = Samples.of(((inputs,), None), self.where)
+        return Loaded(description, samples, note=f"{made}; {NO_TARGETS}")
 
     def _inferred(self, name: str, layer: nn.Module | None) -> tuple[int, ...]:
         """The shape of a sample that the layer takes. Raises ConfigError where it does not say."""

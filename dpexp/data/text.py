@@ -11,9 +11,8 @@ from torch import Tensor, nn
 from dpexp.config.errors import ConfigError
 from dpexp.config.features import Features
 from dpexp.config.words import no_file, plural
-from dpexp.data.base import Source
-from dpexp.data.dataset import Dataset, Samples
-from dpexp.data.user_batch import forward_signature
+from dpexp.data.base import Loaded, Source
+from dpexp.data.dataset import Samples
 
 BYTES = 256
 
@@ -36,17 +35,17 @@ class TextSource(Source):
             )
         self.features = Features("ids", (length,), classes=BYTES, vocabulary=BYTES, stepwise=True)
 
-    def dataset(self, model: nn.Module, seed: int) -> Dataset:
+    def load(self, model: nn.Module, seed: int) -> Loaded:
+        """Windows of ids ``(batch, length)``, and the next byte of each."""
         text = np.memmap(self.path, dtype=np.uint8, mode="r")
         description = f"{plural(len(text), 'byte')} of {self.path}, {self.length} per sample"
-        samples = Samples((len(text) - 1) // self.length, partial(windows, text, self.length))
-        return Dataset(
-            self.name, description, self.objective(model), samples, forward=forward_signature(model)
+        return Loaded(
+            description, Samples((len(text) - 1) // self.length, partial(windows, text, self.length))
         )
 
 
 def windows(text: Any, length: int, numbers: Tensor) -> tuple[Tensor, Tensor]:
-    """Windows of ``length`` bytes that follow one another, and the same one byte further on."""
+    """Those of these numbers ``(batch,)``: ids ``(batch, length)``, and the same one byte further on."""
     positions = numbers.numpy()[:, np.newaxis] * length + np.arange(length + 1)
     ids = torch.from_numpy(text[positions]).long()
     return ids[:, :-1], ids[:, 1:]

@@ -89,7 +89,7 @@ def prepare(
     if one_batch:
         try_one_batch(prepared)
         notes = (
-            source.note,
+            dataset.note,
             dataset.objective.note,
             _unused_size(config.batch_size, batch_size),
             cache_note,
