@@ -35,8 +35,7 @@ class Dimension:
 class Mesh:
     """The dimensions, and the ranks in the order of their coordinates; without ``ranks`` these are 0, 1, 2, …
 
-    ``dp_size`` is the number of parts into which the ranks split the rows of a batch, ``dp_rank`` the part of
-    one of them. Ranks with the same ``dp_rank`` compute the same rows.
+    Ranks with the same ``dp_rank`` compute the same rows.
     """
 
     dimensions: tuple[Dimension, ...]
@@ -68,9 +67,11 @@ class Mesh:
 
     @cached_property
     def dp_size(self) -> int:
+        """The number of parts into which the ranks split the rows of a batch."""
         return math.prod(dimension.size for dimension in self._of_rows)
 
     def dp_rank(self, rank: int) -> int:
+        """Which of these parts a rank computes."""
         index, stride, place = 0, self.size, self.ranks.index(rank) if self.ranks else rank
         for dimension in self.dimensions:
             stride //= dimension.size

@@ -82,6 +82,7 @@ class LaunchOptions(RankOptions):
 
     @property
     def launch_options(self) -> LaunchOptions | None:
+        """These options."""
         return self
 
     @property
@@ -100,6 +101,7 @@ class DataParallelOptions(StrategyOptions):
     )
 
     def with_devices(self, names: Mapping[str, str]) -> StrategyOptions:
+        """``output_device`` renamed."""
         name = self.output_device.strip()
         return replace(self, output_device=names.get(name, name))
 
@@ -186,6 +188,7 @@ class PlaceOptions(StrategyOptions):
     )
 
     def with_devices(self, names: Mapping[str, str]) -> StrategyOptions:
+        """The devices of ``place`` renamed."""
         entries = (entry.rpartition("=") for entry in self.place)
         renamed = tuple(f"{name}={names.get(to.strip(), to)}" for name, _, to in entries)
         return replace(self, place=renamed)
@@ -262,17 +265,21 @@ class CustomOptions(LaunchOptions):
 
     @property
     def factories(self) -> dict[str, Factory]:
+        """The layout."""
         return {"layout": find("--layout", self.layout, {})} if self.layout else {}
 
     @property
     def launch_options(self) -> LaunchOptions | None:
+        """These options where they have a mesh; without one a run is one process."""
         return self if self._mesh else None
 
     @property
     def ranks(self) -> int:
+        """Those of the mesh."""
         return self._mesh.size if self._mesh else 0
 
     def mesh_of(self, world_size: int) -> Mesh:
+        """``--mesh``, or all ranks along ``dp``. Raises ConfigError for another number of ranks."""
         mesh = self._mesh or super().mesh_of(world_size)
         if mesh.size != world_size:
             raise ConfigError(

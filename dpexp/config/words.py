@@ -61,17 +61,17 @@ def merged(rows: Iterable[tuple[str, Content]]) -> list[tuple[str, Content]]:
             key = (parts[:position], parts[position + 1 :], content) if is_index else number
             groups.setdefault(key, []).append(parts)
             contents[key] = content
-        found = [(_joined(several, position), contents[key]) for key, several in groups.items()]
+        found = [(_as_one(several, position), contents[key]) for key, several in groups.items()]
     return [(".".join(parts), content) for parts, content in found]
 
 
-def _joined(several: Sequence[tuple[str, ...]], position: int) -> tuple[str, ...]:
+def _as_one(several: Sequence[tuple[str, ...]], position: int) -> tuple[str, ...]:
     """The parts of names that are equal but for an index: ``0-11``, or ``0-3,7`` where some are missing."""
     first = several[0]
     if len(several) == 1:
         return first
-    text = ranges(sorted({int(parts[position]) for parts in several}), ",")
-    return (*first[:position], text, *first[position + 1 :])
+    numbers = sorted({int(parts[position]) for parts in several})
+    return (*first[:position], ",".join(ranges(numbers)), *first[position + 1 :])
 
 
 def listed(names: Iterable[str], most: int = 10) -> str:
@@ -81,25 +81,15 @@ def listed(names: Iterable[str], most: int = 10) -> str:
     return ", ".join(found[:most]) + more
 
 
-def consecutive(numbers: Iterable[int]) -> list[range]:
-    """Each number with those after it that follow without a gap: 15, 16, 17, 0, 1 as 15 to 17 and 0 to 1."""
+def ranges(numbers: Iterable[int], to: str = "-") -> list[str]:
+    """``0-15`` and ``49``: numbers in order, those that follow each other as one range."""
     found: list[range] = []
     for number in numbers:
         if found and number == found[-1].stop:
             found[-1] = range(found[-1].start, number + 1)
         else:
             found.append(range(number, number + 1))
-    return found
-
-
-def span(run: range, joint: str = "-") -> str:
-    """``0-24``, or ``30`` of one number."""
-    return str(run[0]) if len(run) == 1 else f"{run[0]}{joint}{run[-1]}"
-
-
-def ranges(numbers: Iterable[int], joint: str = ", ") -> str:
-    """``0-15, 49``: numbers in order, those that follow each other as one range."""
-    return joint.join(map(span, consecutive(numbers)))
+    return [str(each[0]) if len(each) == 1 else f"{each[0]}{to}{each[-1]}" for each in found]
 
 
 def plural(count: int, noun: str) -> str:
