@@ -101,7 +101,6 @@ class DataParallelOptions(StrategyOptions):
     )
 
     def with_devices(self, names: Mapping[str, str]) -> StrategyOptions:
-        """``output_device`` renamed."""
         name = self.output_device.strip()
         return replace(self, output_device=names.get(name, name))
 

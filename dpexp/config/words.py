@@ -8,7 +8,8 @@ from collections.abc import Hashable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-MAX_NAME = 100
+MAX_SHOWN = 100
+"""Characters of a name or value that a message shows."""
 MAX_CHARACTERS, MAX_LINES = 2000, 15
 """Of a text that a message repeats."""
 
@@ -42,7 +43,7 @@ def shortened(text: str, characters: int = MAX_CHARACTERS, lines: int = MAX_LINE
 def shown(value: Any) -> str:
     """A value as Python writes it, short however deep or long it is."""
     short = reprlib.Repr()
-    short.maxstring = short.maxother = short.maxlong = MAX_NAME
+    short.maxstring = short.maxother = short.maxlong = MAX_SHOWN
     short.maxlevel = 3
     return short.repr(value)
 
