@@ -5,16 +5,15 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING
 
-from dpexp.config.errors import ConfigError
 from dpexp.config.factories import Aliases, Factory
 
 if TYPE_CHECKING:
-    from dpexp.data.base import Source
+    from dpexp.data.sources import Source
 
 SOURCES: Aliases = {
-    "random": "dpexp.data.random_samples:RandomSource",
-    "digits": "dpexp.data.digits:DigitsSource",
-    "text": "dpexp.data.text:TextSource",
+    "random": "dpexp.data.sources:RandomSource",
+    "digits": "dpexp.data.sources:DigitsSource",
+    "text": "dpexp.data.sources:TextSource",
 }
 LOSSES: Aliases = {
     "mse": "torch.nn.functional:mse_loss",
@@ -34,8 +33,6 @@ def source(factory: Factory, loss: Factory | None = None, reduction: str = "") -
     """
     if factory.name:
         found: Source = factory.call(factory.load(), {"where": factory.where})
-        if factory.options.get("samples", 1) < 1:
-            raise ConfigError(f"{factory.where}: it needs at least 1 sample")
     else:
         from dpexp.data.user_data import UserSource
 

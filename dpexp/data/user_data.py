@@ -22,9 +22,9 @@ from dpexp.config.errors import ConfigError
 from dpexp.config.factories import Factory
 from dpexp.config.features import Features
 from dpexp.config.words import plural
-from dpexp.data.base import Loaded, Source
 from dpexp.data.dataset import Epochs, Samples, unequal_rows
 from dpexp.data.losses import NO_TARGETS
+from dpexp.data.sources import Loaded, Source
 from dpexp.data.stream import Stream
 from dpexp.data.user_batch import as_batch, forward_signature
 

@@ -15,10 +15,9 @@ from dpexp.config.process import cores
 from dpexp.config.run_config import BATCH_SIZE, RunConfig
 from dpexp.config.words import plural
 from dpexp.data import registry as data
-from dpexp.data.base import Source
 from dpexp.data.dataset import Dataset
-from dpexp.data.random_samples import RandomSource
 from dpexp.data.rng import generator, kept_globals, seed_globals
+from dpexp.data.sources import RandomSource, Source
 from dpexp.data.stream import Stream
 from dpexp.distributed.devices import DeviceRequest
 from dpexp.distributed.group import ProcessGroup
