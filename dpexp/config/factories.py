@@ -15,21 +15,17 @@ keyword has an underscore at its end: ``in=5`` is ``in_=5``.
 
 import ast
 import functools
-import importlib
-import importlib.util
 import inspect
 import keyword
 import re
-import sys
-import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from dpexp.config.errors import ConfigError, as_config_error, describe, unknown
+from dpexp.config.imports import import_file, import_named
 from dpexp.config.options import as_type
 from dpexp.config.words import available, did_you_mean, no_file
 
@@ -70,7 +66,9 @@ class Factory:
     def load(self) -> Any:
         """Import it. Raises ConfigError for a missing module or name and a failing import."""
         try:
-            found: Any = _import_file(self.module) if self.module.endswith(".py") else _import(self.module)
+            found: Any = (
+                import_file(self.module) if self.module.endswith(".py") else import_named(self.module)
+            )
         except (Exception, SystemExit) as error:
             raise ConfigError(f"{self.where}: cannot import {self.module}: {describe(error)}") from error
         for part in self.attribute.split("."):
@@ -231,35 +229,3 @@ def _of_type(value: Any, annotation: Any, name: str) -> Any:
     if kind is None:
         return value
     return str(value) if kind is str else as_type(value, kind, name)
-
-
-# --- imports -------------------------------------------------------------------------------------
-
-
-def _import(name: str) -> ModuleType:
-    _add_to_path(Path.cwd())
-    return importlib.import_module(name)
-
-
-def _import_file(text: str) -> ModuleType:
-    """The module of a Python file, imported once for each content: a model and its data may share a file."""
-    path = Path(text).expanduser().resolve()
-    name = f"dpexp_user_{path.stem}_{zlib.crc32(bytes(path) + path.read_bytes()):08x}"
-    if name not in sys.modules:
-        _add_to_path(path.parent)
-        spec = importlib.util.spec_from_file_location(name, path)
-        assert spec is not None
-        assert spec.loader is not None
-        sys.modules[name] = importlib.util.module_from_spec(spec)
-        try:
-            spec.loader.exec_module(sys.modules[name])
-        except BaseException:
-            del sys.modules[name]
-            raise
-    return sys.modules[name]
-
-
-def _add_to_path(folder: Path) -> None:
-    """Let imports find modules of this folder, after all installed ones."""
-    if str(folder) not in sys.path:
-        sys.path.append(str(folder))
