@@ -106,6 +106,7 @@ CASES = [
     bad("whole --batch-size 600 --dry-run", "--batch-size 600 is larger than the data, which has 100",
         "give --data random:samples=600, or a --batch-size of at most 100"),
     bad("ddp --virtual 2 --batch-size 101", "--batch-size 101 is larger than the data, which has 100"),
+    bad("hybrid --data text:/dev/zero", "there is no file /dev/zero"),
     bad("hybrid --data text:short.txt", "has 5 bytes; length=32 needs at least 33",
         files={"short.txt": "brief"}),
     bad("whole --data digits --model embedding",

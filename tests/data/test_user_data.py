@@ -245,6 +245,7 @@ def test_two_inputs_and_a_target_are_not_data_to_train_and_to_test_on(as_given: 
             DataLoader(ROWS, 2, collate_fn=lambda rows: [*default_collate(rows), 0]),
             "a batch is a list of 3; it",
         ),
+        ([], "is empty"),
     ],
 )
 def test_data_of_another_form_is_refused_with_advice(data: Any, words: str) -> None:
