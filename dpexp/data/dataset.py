@@ -64,7 +64,7 @@ class Samples:
 Epochs = Samples | Stream
 
 
-@dataclass(eq=False, repr=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Dataset:
     """What a run trains on: global batches, which are the same on every rank. ``test`` is held out.
 
