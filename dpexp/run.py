@@ -112,7 +112,7 @@ def run(
         objects |= {name: OwnBatches(batches) for name, batches in lists.items()}
     with live.named(objects) as names:
         complete = RunConfig.from_dict(flat | options | texts | names, where="")
-        if objects and complete.options.launch_options and World.of() is None:
+        if objects and complete.options.launched_ranks is not None and World.of() is None:
             raise ConfigError(
                 f"{complete.strategy} starts new processes, which do not have {', '.join(names.values())}: "
                 "put the objects, or functions that make them, into a file and give their names as "
@@ -141,7 +141,7 @@ def execute(
     from dpexp.tracking.follow import Follower  # --help does without it
 
     world = World.of_next_run()
-    if world is None and config.options.launch_options is not None:
+    if world is None and config.options.launched_ranks is not None:
         return _launch_ranks(config, quiet, on_record)
     if world is not None:
         from dpexp.distributed.launch import end_with_launcher

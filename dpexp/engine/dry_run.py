@@ -51,7 +51,7 @@ def dry_run(config: RunConfig) -> Row:
 
 def _ranks(prepared: Prepared) -> int:
     """How many ranks would run, on all hosts; 0 for a strategy without a launcher."""
-    if prepared.strategy.options.launch_options is None:
+    if prepared.strategy.options.launched_ranks is None:
         return 0
     world = World.of()
     return world.size if world is not None else prepared.request.ranks_per_host()
