@@ -30,7 +30,7 @@ def no_file(path: str | Path) -> str:
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """``": did you mean 'block3'?"`` if the name resembles a known one, else an empty string."""
-    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+    close = difflib.get_close_matches(name, list(known), n=1)
     return f": did you mean '{close[0]}'?" if close else ""
 
 

@@ -27,9 +27,9 @@ in collective operations. It computes two rows, because BatchNorm refuses a batc
 class Batch:
     """A global batch, or the part of its rows that a rank computes.
 
-    ``inputs`` are the model's positional arguments. Tensors have ``rows`` rows in dimension 0; others, as a
-    scalar or the values of a packed batch, belong to all rows. Where ``rows`` is 0, the
-    tensors hold ``STAND_IN_ROWS`` rows, which must not count.
+    ``inputs`` are the model's positional arguments. Tensors, of targets too, are ``(rows, …)``; others, as a
+    scalar or the values of a packed batch, belong to all rows. Where ``rows`` is 0, the tensors hold
+    ``STAND_IN_ROWS`` rows, which must not count.
     """
 
     inputs: tuple[Any, ...]

@@ -90,6 +90,7 @@ CASES = [
     bad("place --place 'block*=cpu' --place 'block1=cpu:0' --virtual 1", "'block1' already has a device"),
     bad("place --place 'block1=cpu:7' --virtual 2", "no device 'cpu:7'; there are cpu, cpu:0, cpu:1"),
     # models
+    bad("whole --model $user:OneRaises", "returned OneRaises, not a torch.nn.Module"),
     bad("whole --model $user:stopping", "raised Stop: not today (", "user_error_cases.py, line"),
     bad("whole --model $user:verbose", "raised ValueError: word word", "… (200012 characters)"),
     bad("whole --model $user:LeavingForward --dry-run", "the start of the run raised SystemExit: 0 ("),
