@@ -66,17 +66,17 @@ class Factory:
     def load(self) -> Any:
         """Import it. Raises ConfigError for a missing module or name and a failing import."""
         try:
-            found: Any = (
+            loaded: Any = (
                 import_file(self.module) if self.module.endswith(".py") else import_named(self.module)
             )
         except (Exception, SystemExit) as error:
             raise ConfigError(f"{self.where}: cannot import {self.module}: {describe(error)}") from error
         for part in self.attribute.split("."):
             try:
-                found = getattr(found, part)
+                loaded = getattr(loaded, part)
             except AttributeError as error:
-                raise ConfigError(f"{self.where}: {error}{did_you_mean(part, dir(found))}") from error
-        return found
+                raise ConfigError(f"{self.where}: {error}{did_you_mean(part, dir(loaded))}") from error
+        return loaded
 
     def call(self, loaded: Callable[..., Any], context: Mapping[str, Any] | None = None) -> Any:
         """Call what was loaded with the options, and with the values of ``context`` it has a parameter for.

@@ -53,17 +53,17 @@ def merged(rows: Iterable[tuple[str, Content]]) -> list[tuple[str, Content]]:
 
     A row stands where the first of them stood.
     """
-    found = [(tuple(name.split(".")), content) for name, content in rows]
-    for position in range(max((len(parts) for parts, _ in found), default=0)):
+    merged_rows = [(tuple(name.split(".")), content) for name, content in rows]
+    for position in range(max((len(parts) for parts, _ in merged_rows), default=0)):
         groups: dict[Hashable, list[tuple[str, ...]]] = {}
         contents: dict[Hashable, Content] = {}
-        for number, (parts, content) in enumerate(found):
+        for number, (parts, content) in enumerate(merged_rows):
             is_index = position < len(parts) and parts[position].isdecimal()
             key = (parts[:position], parts[position + 1 :], content) if is_index else number
             groups.setdefault(key, []).append(parts)
             contents[key] = content
-        found = [(_as_one(several, position), contents[key]) for key, several in groups.items()]
-    return [(".".join(parts), content) for parts, content in found]
+        merged_rows = [(_as_one(several, position), contents[key]) for key, several in groups.items()]
+    return [(".".join(parts), content) for parts, content in merged_rows]
 
 
 def _as_one(several: Sequence[tuple[str, ...]], position: int) -> tuple[str, ...]:
@@ -77,20 +77,20 @@ def _as_one(several: Sequence[tuple[str, ...]], position: int) -> tuple[str, ...
 
 def listed(names: Iterable[str], most: int = 10) -> str:
     """``layers.0-299.norm, head``: names for a message, at most so many, those that are alike as one."""
-    found = [name for name, _ in merged((name, None) for name in names)]
-    more = f" and {len(found) - most} more" if len(found) > most else ""
-    return ", ".join(found[:most]) + more
+    merged_names = [name for name, _ in merged((name, None) for name in names)]
+    more = f" and {len(merged_names) - most} more" if len(merged_names) > most else ""
+    return ", ".join(merged_names[:most]) + more
 
 
 def ranges(numbers: Iterable[int], to: str = "-") -> list[str]:
     """``0-15`` and ``49``: numbers in order, those that follow each other as one range."""
-    found: list[range] = []
+    runs: list[range] = []
     for number in numbers:
-        if found and number == found[-1].stop:
-            found[-1] = range(found[-1].start, number + 1)
+        if runs and number == runs[-1].stop:
+            runs[-1] = range(runs[-1].start, number + 1)
         else:
-            found.append(range(number, number + 1))
-    return [str(each[0]) if len(each) == 1 else f"{each[0]}{to}{each[-1]}" for each in found]
+            runs.append(range(number, number + 1))
+    return [str(run[0]) if len(run) == 1 else f"{run[0]}{to}{run[-1]}" for run in runs]
 
 
 def plural(count: int, noun: str) -> str:

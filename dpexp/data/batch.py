@@ -53,8 +53,8 @@ class Batch:
 
     def sliced(self, rows: slice, counted: int | None = None) -> Batch:
         """These rows of the global batch, of which so many count."""
-        found = self._mapped(lambda tensor: tensor[rows])
-        return Batch(*found, rows.stop - rows.start if counted is None else counted, self.rows)
+        inputs_and_targets = self._mapped(lambda tensor: tensor[rows])
+        return Batch(*inputs_and_targets, rows.stop - rows.start if counted is None else counted, self.rows)
 
     def chosen(self, numbers: Sequence[int]) -> Batch:
         """These rows as a global batch of its own, in new memory; numbers beyond the last row begin anew."""
@@ -82,17 +82,17 @@ class Batch:
 
     def whole(self) -> dict[str, str]:
         """{path: what it is} of what has no rows to split; tensors of one row broadcast, and have."""
-        found = dict[str, str]()
+        whole = dict[str, str]()
         for path, leaf in self._leaves():
             name = type(leaf).__name__
             if isinstance(leaf, torch.Tensor):
                 if not self._has_rows(leaf) and leaf.shape[:1] != (1,):
-                    found[path] = f"has shape {tuple(leaf.shape)}"
+                    whole[path] = f"has shape {tuple(leaf.shape)}"
             elif isinstance(leaf, PackedSequence) or callable(getattr(leaf, "to", None)):
-                found[path] = f"is a {name}"
+                whole[path] = f"is a {name}"
             elif isinstance(leaf, list | tuple):
-                found[path] = f"is a {name} of {len(leaf)}, one {type(leaf[0]).__name__} for each row"
-        return found
+                whole[path] = f"is a {name} of {len(leaf)}, one {type(leaf[0]).__name__} for each row"
+        return whole
 
     @property
     def has_structure(self) -> bool:
@@ -119,9 +119,9 @@ class Batch:
         if not splits_targets and next(tensors.walk(self.targets), None) is None:
             whole = {path: what for path, what in whole.items() if not path.startswith("targets")}
         if parts > 1 and whole:
-            found = ", ".join(f"{path} {what}" for path, what in whole.items())
+            paths = ", ".join(f"{path} {what}" for path, what in whole.items())
             raise ConfigError(
-                f"the layout splits a batch of {plural(self.rows, 'row')} into {parts} parts, and {found}: "
+                f"the layout splits a batch of {plural(self.rows, 'row')} into {parts} parts, and {paths}: "
                 f"without these rows in dimension 0 it cannot be split. {self._remedy()}; a layout that does "
                 "not split rows, as single, takes it as it is"
             )

@@ -57,8 +57,8 @@ class Samples:
         order = torch.randperm(self.samples, generator=rng) if shuffle else None
         ends = ((at, min(at + batch_size, self.samples)) for at in range(0, self.samples, batch_size))
         numbers = (torch.arange(*each) if order is None else order[slice(*each)] for each in ends)
-        found = map(self.fetch, numbers)
-        return apart(found, epoch_seed(seed, epoch)) if self.draws else found
+        batches = map(self.fetch, numbers)
+        return apart(batches, epoch_seed(seed, epoch)) if self.draws else batches
 
 
 Epochs = Samples | Stream

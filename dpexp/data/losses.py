@@ -35,14 +35,14 @@ def logits(outputs: Any) -> Tensor:
     """
     if isinstance(outputs, Tensor):
         return outputs
-    found = outputs.get("logits") if isinstance(outputs, Mapping) else getattr(outputs, "logits", None)
-    items = [each for each in outputs if each is not None] if isinstance(outputs, list | tuple) else []
-    if found is None and len(items) == 1:
-        found = items[0]
-    if isinstance(found, Tensor):
-        return found
-    found = type(outputs).__name__
-    raise ConfigError(f"the model's output is a {found}, {NO_LOSS}, or return one tensor or 'logits'")
+    tensor = outputs.get("logits") if isinstance(outputs, Mapping) else getattr(outputs, "logits", None)
+    items = [item for item in outputs if item is not None] if isinstance(outputs, list | tuple) else []
+    if tensor is None and len(items) == 1:
+        tensor = items[0]
+    if isinstance(tensor, Tensor):
+        return tensor
+    kind = type(outputs).__name__
+    raise ConfigError(f"the model's output is a {kind}, {NO_LOSS}, or return one tensor or 'logits'")
 
 
 def loss_inside(outputs: Any, place: int = 0) -> Tensor | None:
@@ -50,10 +50,10 @@ def loss_inside(outputs: Any, place: int = 0) -> Tensor | None:
 
     A scalar, or ``(replicas,)`` with the loss of each; another tensor where the forward returns no loss.
     """
-    found = _named_loss(outputs)
-    if isinstance(found, list | tuple) and found:
-        found = found[place] if place < len(found) else None  # in eval mode there may be no loss
-    return found if isinstance(found, Tensor) else None
+    loss = _named_loss(outputs)
+    if isinstance(loss, list | tuple) and loss:
+        loss = loss[place] if place < len(loss) else None  # in eval mode there may be no loss
+    return loss if isinstance(loss, Tensor) else None
 
 
 def place_of_loss(outputs: Any) -> int:
@@ -144,5 +144,5 @@ def class_accuracy(outputs: Any, targets: Any, classes: int | None) -> float | N
     if not isinstance(targets, Tensor) or targets.is_floating_point():
         return None
     counted = targets != PADDING
-    found = class_scores(logits(outputs), targets, classes).argmax(dim=-1)
-    return int(((found == targets) & counted).sum()) / max(1, int(counted.sum()))
+    predicted = class_scores(logits(outputs), targets, classes).argmax(dim=-1)
+    return int(((predicted == targets) & counted).sum()) / max(1, int(counted.sum()))

@@ -32,14 +32,14 @@ def source(factory: Factory, loss: Factory | None = None, reduction: str = "") -
     missing, empty or of another format.
     """
     if factory.name:
-        found: Source = factory.call(factory.load(), {"where": factory.where})
+        made: Source = factory.call(factory.load(), {"where": factory.where})
     else:
         from dpexp.data.user_data import UserSource
 
-        found = UserSource(factory)
+        made = UserSource(factory)
     if loss is not None:
-        found.loss = loss.bound(loss.load(), 2)
+        made.loss = loss.bound(loss.load(), 2)
         if loss.name and reduction == "sum":
-            found.loss = functools.partial(found.loss, reduction="sum")
-    found.reduction = reduction
-    return found
+            made.loss = functools.partial(made.loss, reduction="sum")
+    made.reduction = reduction
+    return made

@@ -62,7 +62,7 @@ def kept_globals() -> Iterator[None]:
         set_random_state(state)
 
 
-def apart(found: Iterator[_T], seed: int) -> Iterator[_T]:
+def apart(values: Iterator[_T], seed: int) -> Iterator[_T]:
     """What the iterator gives: it draws as if the generators were its own, and had begun with the seed."""
     with kept_globals():
         seed_globals(seed)
@@ -71,8 +71,8 @@ def apart(found: Iterator[_T], seed: int) -> Iterator[_T]:
     while True:
         with kept_globals():
             set_random_state(state)
-            each: Any = next(found, end)
+            value: Any = next(values, end)
             state = random_state()
-        if each is end:
+        if value is end:
             return
-        yield each
+        yield value

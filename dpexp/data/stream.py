@@ -76,16 +76,16 @@ class Stream:
         size, samples = (source.batch_size or 0, length_hint(source.sampler)) if is_sized else (0, 0)
         if size and first == min(size, samples):
             rest = 0 if source.drop_last else samples % size
-            found = [size] * (samples // size) + [rest] * bool(rest)
+            rows = [size] * (samples // size) + [rest] * bool(rest)
         else:
-            every = islice(self.batches(0, 0, 0, True), MOST_BATCHES + 1)
-            found = [as_batch(each, self.forward, self.what).rows for each in every]
-            if len(found) > MOST_BATCHES:
+            batches = islice(self.batches(0, 0, 0, True), MOST_BATCHES + 1)
+            rows = [as_batch(batch, self.forward, self.what).rows for batch in batches]
+            if len(rows) > MOST_BATCHES:
                 raise ConfigError(
                     f"{self.what} gives more than {MOST_BATCHES:,} batches in an epoch, which must have an "
                     "end: take some of them with itertools.islice"
                 )
-        return found
+        return rows
 
     @property
     def samples(self) -> int:

@@ -104,8 +104,11 @@ def without_target(batch: Batch, forward: inspect.Signature | None) -> str:
 
 def _takes_target(forward: inspect.Signature | None, position: int) -> bool:
     """Whether the positional argument there is the target, by its name; ``y`` may be another input."""
-    found = [*forward.parameters.values()][position : position + 1] if forward is not None else []
-    return any(each.name in TARGETS[:-1] and each.kind <= each.POSITIONAL_OR_KEYWORD for each in found)
+    parameters = [*forward.parameters.values()][position : position + 1] if forward is not None else []
+    return any(
+        parameter.name in TARGETS[:-1] and parameter.kind <= parameter.POSITIONAL_OR_KEYWORD
+        for parameter in parameters
+    )
 
 
 def forward_signature(model: nn.Module) -> inspect.Signature | None:

@@ -41,15 +41,15 @@ class UserSource(Source):
 
     def __init__(self, factory: Factory) -> None:
         super().__init__(factory.where)
-        self.name, found, make = factory.target, factory.load(), None
-        if callable(found):
-            make = partial(factory.call, found)
-            found = make()
+        self.name, data, make = factory.target, factory.load(), None
+        if callable(data):
+            make = partial(factory.call, data)
+            data = make()
         else:
-            factory.check_no_options(found)
+            factory.check_no_options(data)
         what = f"{self.where}: {self.name}"
-        parts = found if _is_train_and_test(found, what) else (found,)
-        self.parts = [_epochs(part, make if part is found else None, what) for part in parts]
+        parts = data if _is_train_and_test(data, what) else (data,)
+        self.parts = [_epochs(part, make if part is data else None, what) for part in parts]
         self.first = as_batch(next(self.parts[0].batches(1, 0, 0, False)), what=what)
         given = getattr(getattr(parts[0], "dataset", parts[0]), "features", None)
         self.features = given if isinstance(given, Features) else self._features()
