@@ -31,6 +31,11 @@ HOOKS = {
 """Where a tensor keeps its hooks, and the method that adds one."""
 
 
+def hooked_parameters(model: nn.Module) -> list[str]:
+    """The names of the parameters that have hooks; a shard in the place of one has none."""
+    return [name for name, tensor in model.named_parameters() if any(getattr(tensor, kind) for kind in HOOKS)]
+
+
 class TensorCopies(TorchFunctionMode):
     """Inside, ``deepcopy`` makes changed copies of tensors, without their graphs; parameters are not changed.
 
@@ -62,7 +67,8 @@ def check_not_scripted(model: nn.Module) -> None:
 def copied_module(
     module: nn.Module, memo: Memo | None = None, change: Callable[[Tensor], Tensor] = lambda tensor: tensor
 ) -> nn.Module:
-    """A deep copy. ``memo`` has parts that are copied already; what a forward has left in it is changed.
+    """A deep copy. ``memo`` has parts that are copied already; what a forward has left in it, of any
+    shape, is changed.
 
     Raises ConfigError where an attribute cannot be copied.
     """

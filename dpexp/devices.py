@@ -150,7 +150,7 @@ def set_tensor_device(value: Any, device: torch.device) -> Any:
 
 
 def tensor_device(tensor: torch.Tensor, default: torch.device) -> torch.device:
-    """The device of a tensor; for a CPU tensor the virtual device of its label, else ``default``."""
+    """The device of a tensor (…); for a CPU tensor the virtual device of its label, else ``default``."""
     if tensor.device != HOST or _thread.predicts:
         return tensor.device
     device: torch.device = tensor.__dict__.get(_LABEL, default)
@@ -165,7 +165,7 @@ def move(value: Any, device: torch.device) -> Any:
 
 
 def non_blocking_to(tensor: torch.Tensor, device: torch.device, copy: bool = False) -> torch.Tensor:
-    """``Tensor.to`` that does not wait, except for a copy to the host, which could be read too early."""
+    """``Tensor.to`` (…) that does not wait, except for a copy to the host, which could be read too early."""
     destination = physical(device)
     if tensor.device == destination:  # Tensor.to does the same, and takes twice the time
         return tensor.clone() if copy else tensor

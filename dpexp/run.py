@@ -16,15 +16,17 @@ import gc
 import os
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from dpexp import live
 from dpexp.config.errors import ConfigError, Terminated, as_config_error
+from dpexp.config.factories import live_names
 from dpexp.config.printable import printable
 from dpexp.config.process import home
 from dpexp.config.run_config import RunConfig
 from dpexp.distributed.faults import LostContact, PeerError, error_row
+from dpexp.distributed.job import Job, RankResult, end_with_launcher
 from dpexp.distributed.signals import SignalHandler
 from dpexp.distributed.world import RUN_ID, World
 from dpexp.engine.progress import ProgressBar, importing_torch
@@ -35,7 +37,6 @@ from dpexp.record.redact import redact
 from dpexp.tracking.user_runs import user_run
 
 if TYPE_CHECKING:
-    from dpexp.distributed.launch import RankResult
     from dpexp.engine.prepared import Prepared
     from dpexp.tracking.ledger import Delivery
 
@@ -110,15 +111,15 @@ def run(
 
         lists = {name: objects[name] for name in samples if isinstance(objects[name], list)}
         objects |= {name: OwnBatches(batches) for name, batches in lists.items()}
-    with live.named(objects) as names:
-        complete = RunConfig.from_dict(flat | options | texts | names, where="")
-        if objects and complete.options.launched_ranks is not None and World.of() is None:
-            raise ConfigError(
-                f"{complete.strategy} starts new processes, which do not have {', '.join(names.values())}: "
-                "put the objects, or functions that make them, into a file and give their names as "
-                "FILE.py:NAME, or start this program with torchrun"
-            )
-        outcome = execute(complete, quiet=quiet)
+    names = live_names(objects)
+    complete = RunConfig.from_dict(flat | options | texts | names, where="")
+    if objects and complete.options.launched_ranks is not None and World.of() is None:
+        raise ConfigError(
+            f"{complete.strategy} starts new processes, which do not have {', '.join(names.values())}: "
+            "put the objects, or functions that make them, into a file and give their names as "
+            "FILE.py:NAME, or start this program with torchrun"
+        )
+    outcome = execute(complete, objects, quiet=quiet)
     if outcome.error is not None:
         raise outcome.error
     assert outcome.record is not None
@@ -127,6 +128,7 @@ def run(
 
 def execute(
     config: RunConfig,
+    objects: Mapping[str, Any] | None = None,
     *,
     quiet: bool = False,
     is_last: bool = False,
@@ -134,6 +136,7 @@ def execute(
 ) -> Outcome:
     """Like ``run``, but return the error that ended the run early.
 
+    ``objects`` are those that the config names, by option.
     ``is_last`` says that the process ends after this run: once a signal has ended it, others have no effect.
     ``on_record`` gets the Record and that error while the rest is delivered to MLflow.
     Raises ConfigError for whatever prevents the start of the run: then nothing is written.
@@ -144,18 +147,17 @@ def execute(
     if world is None and config.options.launched_ranks is not None:
         return _launch_ranks(config, quiet, on_record)
     if world is not None:
-        from dpexp.distributed.launch import end_with_launcher
-
         end_with_launcher()
     is_recorder, users = world is None or world.rank == 0, user_run()
     quiet = quiet or not is_recorder
     signals = SignalHandler()
-    with signals.installed(is_last=is_last):
+    with signals.installed(is_last=is_last), ExitStack() as inside:
         run_id = os.environ.get(RUN_ID) or new_run_id()
         follower = Follower.start(home(), run_id) if config.track and is_recorder else None
         try:
             with as_config_error("the start of the run", JournalError, PeerError), importing_torch(quiet):
-                prepared, journal = _begin(config, world, run_id, signals, is_last or world is not None)
+                ends_here = is_last or world is not None
+                prepared, journal = _begin(config, objects, world, run_id, signals, ends_here, inside)
         except BaseException as raised:
             if follower is not None:
                 follower.kill()
@@ -180,18 +182,29 @@ def execute(
 
 
 def _begin(
-    config: RunConfig, world: World | None, run_id: str, signals: SignalHandler, is_last: bool
+    config: RunConfig,
+    objects: Mapping[str, Any] | None,
+    world: World | None,
+    run_id: str,
+    signals: SignalHandler,
+    ends_here: bool,
+    inside: ExitStack,
 ) -> tuple[Prepared, Journal]:
-    """The prepared run and its journal, with the description of the run; nothing is written before."""
+    """The prepared run and its journal, with the description of the run; nothing is written before.
+
+    The process has the globals of the run until ``inside`` ends; it ends itself then where it ``ends_here``.
+    """
     signals.hold()  # torch turns what is raised in its import into another error, or aborts
     from dpexp.engine.observations import run_facts
     from dpexp.engine.ranks import prepare_ranks
+    from dpexp.engine.run_globals import run_globals
     from dpexp.record.runs import begin
 
     signals.release()
-    if is_last:
+    if ends_here:
         gc.freeze()  # collecting what torch has imported would take a second at the process's end
-    prepared = prepare_ranks(config, world)
+    inside.enter_context(run_globals(config))
+    prepared = prepare_ranks(config, objects, world)
     if world is None and prepared.may_mix_devices:
         from dpexp.engine.prediction import check_devices
 
@@ -211,7 +224,6 @@ def _run_engine(
 
     Every rank has the Record, unless an error ended the run.
     """
-    from dpexp.distributed.launch import RankResult
     from dpexp.engine import passes
 
     group = prepared.group
@@ -249,14 +261,16 @@ def _warn_of_user_run(found: str) -> None:
 
 def _launch_ranks(config: RunConfig, quiet: bool, on_record: OnRecord) -> Outcome:
     """Start the ranks with torchrun's launcher; the Record is that of the first rank."""
-    from dpexp.distributed.launch import Job, error_of, launch
     from dpexp.tracking.ledger import Delivery
 
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # read when torch is imported
     with as_config_error("the start of the run", JournalError), importing_torch(quiet):
+        from dpexp.distributed.launch import error_of, launch
         from dpexp.engine.prepare import prepare
+        from dpexp.engine.run_globals import run_globals
 
-        count = prepare(config).request.ranks_per_host()
+        with run_globals(config):
+            count = prepare(config).request.ranks_per_host()
         check_writable(home() / "runs")
     job, run_id = Job(config.to_dict(), quiet, sys.argv), new_run_id()
     results, fault = launch(job, count, RANK_PROGRAM, run_id)

@@ -57,7 +57,7 @@ def leaves(
 
 
 def walk(value: Any) -> Iterator[torch.Tensor]:
-    """Every tensor of a pytree, in the order of ``leaves``."""
+    """Every tensor of a pytree, of any shape, in the order of ``leaves``."""
     if isinstance(value, torch.Tensor):
         yield value
     else:
@@ -67,7 +67,7 @@ def walk(value: Any) -> Iterator[torch.Tensor]:
 
 
 def map_tensors(change: Callable[[torch.Tensor], torch.Tensor], value: Any) -> Any:
-    """The pytree with ``change`` applied to every tensor; containers keep their type."""
+    """The pytree with ``change`` applied to every tensor of any shape; containers keep their type."""
     if isinstance(value, torch.Tensor):
         return change(value)
     if type(value) is tuple:  # most are, in every step
@@ -76,34 +76,30 @@ def map_tensors(change: Callable[[torch.Tensor], torch.Tensor], value: Any) -> A
     return value if inside is None else rebuild(value, [map_tensors(change, entry) for _, entry in inside])
 
 
-def concatenated(trees: Sequence[Any]) -> Any:
-    """The rows of all, in one tensor after the other; scalars as a vector; the rest is that of the first."""
-    columns = zip(*(walk(each) for each in trees), strict=True)
-    together = iter([torch.cat(each) if each[0].dim() else torch.stack(each) for each in columns])
-    return map_tensors(lambda _: next(together), trees[0])
+def concatenated(trees: Sequence[Any], *, of_batches: bool = False) -> Any:
+    """The rows of all, ``(rows, …)``, in one tensor after the other; the rest is that of the first.
 
-
-def joined(trees: Sequence[Any]) -> Any:
-    """The rows of all of these, in one tensor after the other; everything else must be the same in all.
-
-    Raises ValueError where they are not parts of one batch.
+    Scalars become a vector. ``of_batches``: the trees are parts of one batch, so that scalars and the rest
+    must be the same in all; raises ValueError where they are not.
     """
     first = trees[0]
-    if isinstance(first, torch.Tensor):
-        if first.dim() == 0:
-            if not all(torch.equal(first, each) for each in trees):
-                raise ValueError("numbers differ")
+    if not isinstance(first, torch.Tensor):
+        inside = [entries(each) for each in trees]
+        if inside[0] is None:
+            if of_batches and any(each != first for each in trees):
+                raise ValueError("values differ")
             return first
-        if len({each.shape[1:] for each in trees}) > 1:
+        columns = zip(*[[each for _, each in of_tree or ()] for of_tree in inside], strict=True)
+        return rebuild(first, [concatenated(column, of_batches=of_batches) for column in columns])
+    if first.dim():
+        if of_batches and len({each.shape[1:] for each in trees}) > 1:
             raise ValueError("rows have other shapes (padded to other lengths?)")
         return torch.cat([each.to(first.device) for each in trees])
-    inside = [entries(each) for each in trees]
-    if inside[0] is None:
-        if any(each != first for each in trees):
-            raise ValueError("values differ")
-        return first
-    columns = zip(*[[each for _, each in of_tree or ()] for of_tree in inside], strict=True)
-    return rebuild(first, [joined(column) for column in columns])
+    if not of_batches:
+        return torch.stack(list(trees))
+    if not all(torch.equal(first, each) for each in trees):
+        raise ValueError("numbers differ")
+    return first
 
 
 def shapes(value: Any) -> list[list[int]]:
@@ -126,7 +122,7 @@ def _cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def norm(tensor: torch.Tensor) -> torch.Tensor:
-    """The 2-norm of a dense or sparse tensor, in float32 at least."""
+    """The 2-norm of a dense or sparse tensor, a scalar in float32 at least."""
     values = tensor.detach()
     values = values.coalesce().values() if values.is_sparse else values
     is_short = values.is_floating_point() and values.element_size() < 4

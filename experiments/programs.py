@@ -13,7 +13,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from dpexp.engine.facts import environment, torch_environment
+from dpexp.engine.facts import environment
+from dpexp.engine.torch_facts import torch_environment
 from dpexp.record.figures import summarize
 from dpexp.record.journal import new_run_id, now
 from dpexp.record.record import Record

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -153,13 +154,20 @@ def test_a_run_that_never_starts_writes_nothing(dpexp_home: Path) -> None:
     assert not list(dpexp_home.iterdir())
 
 
-def test_a_run_restores_torchs_number_of_threads(dpexp_home: Path) -> None:
+def test_a_run_restores_threads_kernels_and_random_numbers_of_its_process(dpexp_home: Path) -> None:
     import torch
 
-    before = torch.get_num_threads()
-    config = RunConfig("single", steps=2, threads=before + 1, devices="cpu", track=False)
-    assert dpexp.run(config, quiet=True).environment["threads"] == before + 1
-    assert torch.get_num_threads() == before
+    def found() -> list[Any]:
+        cudnn, state = torch.backends.cudnn, torch.get_rng_state().tolist()
+        return [torch.get_num_threads(), cudnn.benchmark, cudnn.deterministic, state]
+
+    before = found()
+    config = RunConfig("single", steps=2, threads=before[0] + 1, devices="cpu", track=False)
+    assert dpexp.run(config, quiet=True).environment["threads"] == before[0] + 1
+    assert found() == before
+    with pytest.raises(ConfigError):
+        dpexp.run(replace(config, model="nope"), quiet=True)
+    assert found() == before
 
 
 def test_run_returns_a_record_that_a_notebook_can_show(dpexp_home: Path) -> None:

@@ -62,7 +62,7 @@ def run_app(app: typer.Typer) -> None:
     if not isinstance(code, int | None):
         sys.exit(code)
     if "LOCAL_RANK" in os.environ:  # started by torchrun
-        from dpexp.distributed.launch import end_rank
+        from dpexp.distributed.job import end_rank
 
         end_rank(int(code or 0))
     sys.exit(code)

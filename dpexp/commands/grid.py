@@ -186,6 +186,7 @@ def _built(combination: Combination) -> RunConfig:
     Raises ConfigError.
     """
     from dpexp.engine.prepare import prepare
+    from dpexp.engine.run_globals import run_globals
 
     strategy = combination.strategy
     try:
@@ -194,7 +195,6 @@ def _built(combination: Combination) -> RunConfig:
         raise ConfigError(error.format_message()) from None
     values = {name: context.params[name] for name in option_names(strategy)}
     config = RunConfig.from_dict({"strategy": strategy, **values, "run_name": ""}, where="")
-    with as_config_error("the start of the run"), redirect_stdout(sys.stderr):
+    with as_config_error("the start of the run"), redirect_stdout(sys.stderr), run_globals(config):
         prepared = prepare(config)
-        prepared.release()
     return replace(config, batch_size=prepared.batch_size)

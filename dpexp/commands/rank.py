@@ -9,7 +9,7 @@ from typing import NoReturn
 from dpexp.config.errors import ConfigError, Terminated
 from dpexp.config.run_config import RunConfig
 from dpexp.distributed.faults import LostContact
-from dpexp.distributed.launch import Job, RankResult, end_rank
+from dpexp.distributed.job import Job, RankResult, end_rank
 from dpexp.distributed.world import World
 from dpexp.record.files import JournalError
 from dpexp.run import execute

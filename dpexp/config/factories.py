@@ -11,6 +11,9 @@ All these options have one syntax::
 Values are Python literals (``4``, ``0.5``, ``True``, ``(8,16)``); anything else is a string. Parameters that
 are annotated as numbers, truth values or texts get nothing else. A parameter whose name would be a Python
 keyword has an underscore at its end: ``in=5`` is ``in_=5``.
+
+A config is text, so an object that a program gives to ``dpexp.run`` has a name in it, ``dpexp.live:Net``. The
+factory of that run holds the object; in any other process the name is an error that says what to do.
 """
 
 import ast
@@ -36,6 +39,8 @@ _CODE = re.compile(r"(.+?\.py|[A-Za-z_][\w.]*):([A-Za-z_][\w.]*)(?::(.*))?", re.
 _OPTION = re.compile(r"\s*([A-Za-z_]\w*)\s*=(.*)", re.DOTALL)
 _PATH = re.compile(r"(.*?)((?:,\s*[A-Za-z_]\w*\s*=[^,]*)*)", re.DOTALL)
 """``a,b.txt,length=8``: the path, and the options at the end."""
+LIVE = "dpexp.live:"
+"""Begins the name of an object of a program."""
 _TYPES = {kind.__name__: kind for kind in (bool, int, float, str)}
 """The annotations whose values are checked."""
 
@@ -45,13 +50,19 @@ class Factory:
     """Code that is not yet imported. ``where`` begins every error, as ``--model linear:in=5``.
 
     ``target`` is ``module:attribute`` or ``file.py:attribute``, ``options`` are those given, and ``name`` is
-    the alias, empty for code of the user.
+    the alias, empty for code of the user. ``live`` is the object that a program has given, and else None.
     """
 
     where: str
     target: str
     options: Mapping[str, Any] = field(default_factory=dict)
     name: str = ""
+    live: Any = field(default=None, compare=False)
+
+    @property
+    def is_live(self) -> bool:
+        """Whether it names an object of a program, which this process need not have."""
+        return self.target.startswith(LIVE)
 
     @property
     def module(self) -> str:
@@ -65,6 +76,10 @@ class Factory:
 
     def load(self) -> Any:
         """Import it. Raises ConfigError for a missing module or name and a failing import."""
+        if self.is_live:
+            if self.live is None:
+                raise ConfigError(f"{self.where}: {gone(self.target)}")
+            return self.live
         try:
             loaded: Any = (
                 import_file(self.module) if self.module.endswith(".py") else import_named(self.module)
@@ -170,6 +185,37 @@ def _unknown(flag: str, text: str, name: str, aliases: Aliases) -> ConfigError:
     if not aliases:
         return ConfigError(f"{flag} {text}: write package.module:function or FILE.py:function")
     return unknown(flag.lstrip("-"), name, aliases, flag)
+
+
+# --- objects of a program ------------------------------------------------------------------------
+
+
+def live_names(objects: Mapping[str, Any]) -> dict[str, str]:
+    """``dpexp.live:NAME`` for the object of each option.
+
+    NAME is that of a function, else of the object's class; that of the option for a lambda.
+    """
+    names: dict[str, str] = {}
+    for option, value in objects.items():
+        name = getattr(value, "__name__", type(value).__name__)
+        name = name if name.isidentifier() and not name.startswith("_") else option
+        while LIVE + name in names.values():
+            name += "_"
+        names[option] = LIVE + name
+    return names
+
+
+def live_options(config: Mapping[str, Any]) -> list[str]:
+    """The options of a flat config whose value was an object of a program."""
+    return [name for name, value in config.items() if isinstance(value, str) and value.startswith(LIVE)]
+
+
+def gone(name: str) -> ConfigError:
+    """The error for a name whose object is not in this process."""
+    return ConfigError(
+        f"{name} was an object of a Python program, and this process does not have it: run that program "
+        "again, or put the object, or a function that makes it, into a file and name it as FILE.py:NAME"
+    )
 
 
 # --- options -------------------------------------------------------------------------------------

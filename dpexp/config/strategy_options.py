@@ -23,7 +23,6 @@ class StrategyOptions:
     """The options of a strategy.
 
     ``strategy``: its name on the command line.
-    ``made_by``: the class that lays the model out, as ``module:Class``; it needs torch.
     ``default_model``: the default of ``--model``. ``examples``: options that the end of the help shows.
     ``emulated``: how many devices a run emulates where ``--devices auto`` finds no accelerator.
     ``uses_one_device``: whether it is an error to name several.
@@ -32,7 +31,6 @@ class StrategyOptions:
     """
 
     strategy: ClassVar[str]
-    made_by: ClassVar[str]
     default_model: ClassVar[str] = "linear"
     examples: ClassVar[tuple[str, ...]] = ()
     emulated: ClassVar[int] = 0
@@ -87,35 +85,20 @@ class LaunchOptions(RankOptions):
 
 
 @dataclass(frozen=True)
-class DataParallelOptions(StrategyOptions):
-    """Options of a strategy that gathers the outputs of its replicas."""
-
-    emulated = 2  # one device has no replicas
-    output_device: str = option(
-        "", "Device that gathers the outputs and computes the loss. Default: the first.", metavar="DEVICE"
-    )
-
-    def with_devices(self, names: Mapping[str, str]) -> StrategyOptions:
-        name = self.output_device.strip()
-        return replace(self, output_device=names.get(name, name))
-
-
-@dataclass(frozen=True)
 class SingleOptions(StrategyOptions):
     """The model on one device: the reference."""
 
     strategy = "single"
-    made_by = "dpexp.strategies.single:Single"
     examples = ("--devices cpu --steps 500", "--model cnn --data digits --epochs 2")
     uses_one_device = True
 
 
 @dataclass(frozen=True)
-class WholeOptions(DataParallelOptions):
+class WholeOptions(StrategyOptions):
     """The whole model in DataParallel."""
 
     strategy = "whole"
-    made_by = "dpexp.strategies.replicas:Whole"
+    emulated = 2  # one device has no replicas
     examples = ("--virtual 3", "--devices cuda:0,cuda:1 --data digits --batch-size 256")
 
 
@@ -124,7 +107,6 @@ class BlockOptions(StrategyOptions):
     """Only the named submodules in DataParallel."""
 
     strategy = "block"
-    made_by = "dpexp.strategies.replicas:Block"
     default_model = "blocks"
     examples = ("--virtual 2 --block block2", "--virtual 2 --model transformer --block encoder")
     emulated = 2
@@ -134,11 +116,11 @@ class BlockOptions(StrategyOptions):
 
 
 @dataclass(frozen=True)
-class FunctionalOptions(DataParallelOptions):
+class FunctionalOptions(StrategyOptions):
     """data_parallel(module, inputs, devices), composed of the four primitives."""
 
     strategy = "functional"
-    made_by = "dpexp.strategies.replicas:Functional"
+    emulated = 2
     examples = ("--virtual 3", "--virtual 2 --model mlp --data digits")
     copies_to_all = True
 
@@ -148,7 +130,6 @@ class HybridOptions(RankOptions):
     """Named submodules stay on the host, the rest goes to the accelerators."""
 
     strategy = "hybrid"
-    made_by = "dpexp.strategies.hybrid:Hybrid"
     default_model = "embedding"
     examples = ("--virtual 1 --sparse", "--virtual 1 --data text:README.md --lr 1")
     emulated = 1
@@ -167,7 +148,6 @@ class PlaceOptions(StrategyOptions):
     """Each submodule on the device that a device map names."""
 
     strategy = "place"
-    made_by = "dpexp.strategies.place:Place"
     default_model = "blocks"
     examples = (
         "--place block1=cpu:0 --place block2=cpu:1 --virtual 2",
@@ -196,7 +176,6 @@ class DdpOptions(LaunchOptions):
     """
 
     strategy = "ddp"
-    made_by = "dpexp.strategies.ranks:Ddp"
     examples = ("--devices 2", "--devices 4 --bucket-mb 1")
     bucket_mb: float = option(
         25.0, "Megabytes of gradients that are all-reduced together.", min=0.001, max=1e6
@@ -216,7 +195,6 @@ class FsdpOptions(LaunchOptions):
     """
 
     strategy = "fsdp"
-    made_by = "dpexp.strategies.ranks:Fsdp"
     default_model = "blocks"
     examples = ("--devices 2", "--devices 2 --model transformer --block encoder")
     block: tuple[str, ...] = option(
@@ -229,7 +207,6 @@ class CustomOptions(LaunchOptions):
     """Your own layout: a function that takes the model and a device mesh or devices."""
 
     strategy = "custom"
-    made_by = "dpexp.strategies.custom:Custom"
     default_model = "blocks"
     examples = (
         "--layout layout.py:parallelize --mesh dp=2,tp=2",

@@ -67,7 +67,9 @@ class Batch:
         """One global batch with the rows of all. Raises ValueError where they do not fit together."""
         if any(batch.whole() for batch in batches):
             raise ValueError("a tensor has no rows")
-        inputs, targets = tensors.joined([(batch.inputs, batch.targets) for batch in batches])
+        inputs, targets = tensors.concatenated(
+            [(batch.inputs, batch.targets) for batch in batches], of_batches=True
+        )
         rows = sum(batch.rows for batch in batches)
         return cls(inputs, targets, rows, rows)
 

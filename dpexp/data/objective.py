@@ -25,9 +25,9 @@ from torch import Tensor, nn
 
 from dpexp import tensors
 from dpexp.config.errors import ConfigError
-from dpexp.config.features import PADDING
 from dpexp.config.words import plural
 from dpexp.copies import TensorCopies
+from dpexp.data.averages import counted, shares
 from dpexp.data.batch import Batch
 from dpexp.data.losses import class_accuracy, loss_inside, place_of_loss, standard_loss
 from dpexp.devices import is_autocast_enabled
@@ -186,8 +186,7 @@ class Objective:
 
     def weights(self, parts: Sequence[Batch]) -> list[float]:
         """The weights of all parts of a batch."""
-        amounts = [self._amount(part) for part in parts]
-        return amounts if self.reduction == "sum" else [each / sum(amounts) for each in amounts]
+        return shares([self._amount(part) for part in parts], self.reduction == "sum")
 
     def weighted(self, batch: Batch, group: ProcessGroup) -> Batch:
         """A rank's part of a batch with its weight in the loss; every rank must call this."""
@@ -215,8 +214,7 @@ class Objective:
             return 1.0 if self.reduction == "sum" else float(len(_first(targets)))
         if callable(self._loss_weight):
             return self._loss_weight(targets)
-        first = _first(targets)
-        return first.numel() if first.is_floating_point() else (first != PADDING).sum()
+        return counted(_first(targets))
 
 
 def _parts(model: nn.Module | None) -> dict[str, nn.Module | nn.Parameter]:

@@ -31,6 +31,7 @@ class DeviceSelection:
 
     @property
     def is_virtual(self) -> bool:
+        """Whether one of them is emulated."""
         return any(is_virtual(device) for device in self.used)
 
     @property

@@ -59,7 +59,7 @@ def error_row(error: BaseException) -> Row:
 
 def is_communication(error: BaseException) -> bool:
     """Whether it is the error of a connection to a peer, which broke or timed out."""
-    import torch.distributed as dist
+    import torch.distributed as dist  # which --help need not import
 
     is_known = type(error) is RuntimeError and COMMUNICATION.search(text_of(error)) is not None
     return is_known or isinstance(error, dist.DistError)

@@ -11,8 +11,8 @@ import gc
 import os
 import platform
 import socket
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -23,13 +23,31 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
-from dpexp.config.errors import ConfigError, text_of
+from dpexp.config.errors import ConfigError, Terminated, describe, text_of
 from dpexp.config.mesh import Mesh
 from dpexp.config.strategy_options import RankOptions
 from dpexp.distributed.faults import Faults, LostContact
 from dpexp.distributed.world import Member, World
 
 _T = TypeVar("_T")
+
+
+@dataclass(eq=False)
+class RankError(Exception):
+    """A part that every rank runs has raised; every rank raises this, of the first of ``ranks`` that has.
+
+    ``kind`` and ``text`` are those of the error, and ``described`` is both in one line, with the line of user
+    code. Its ``__cause__`` is what this rank itself has raised, if it has.
+    """
+
+    rank: int
+    ranks: int
+    kind: str
+    text: str
+    described: str
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} raised {self.described}" if self.ranks > 1 else self.described
 
 
 class ProcessGroup:
@@ -85,7 +103,7 @@ class ProcessGroup:
             self._device_mesh = init_device_mesh(device.type, sizes, mesh_dim_names=names)
         return self._device_mesh
 
-    def all_gather(self, value: Any) -> list[Any]:
+    def all_gather(self, value: _T) -> list[_T]:
         """The value of every rank, by rank, on every rank."""
         values = [value] * self.size
         if self.size > 1:
@@ -119,29 +137,34 @@ class ProcessGroup:
         if self.size > 1:
             distributed.barrier(group=self._group)
 
-    def check_agreement(self, error: BaseException | None, facts: dict[str, str]) -> None:
-        """Raises the error of this rank; ConfigError where another rank has one, or where facts differ.
+    def together(self, part: Callable[[], _T]) -> _T:
+        """What this rank's part returns; every rank must call this. Raises RankError on all where one raises.
 
-        Every rank raises then, and the group has ended.
+        So no rank waits for one that has raised. A signal ends this rank as it does anywhere.
         """
-        by_rank = self.all_gather((f"{type(error).__name__}: {text_of(error)}" if error else "", facts))
-        error = error or self._disagreement(by_rank)
-        if error is not None:
-            with suppress(RuntimeError):  # a rank was killed meanwhile
-                self.destroy()
-            raise error
+        error: BaseException | None = None
+        try:
+            value = part()
+        except (KeyboardInterrupt, Terminated):
+            raise
+        except BaseException as raised:  # of any kind: of a user's code
+            error = raised
+        own = (type(error).__name__, text_of(error), describe(error)) if error is not None else None
+        for rank, of_rank in enumerate(self.all_gather(own)):
+            if of_rank is not None:
+                raise RankError(rank, self.size, *of_rank) from error
+        return value
 
-    def _disagreement(self, by_rank: list[tuple[str, dict[str, str]]]) -> ConfigError | None:
-        for member, (message, facts) in zip(self.members, by_rank, strict=False):
-            if message:
-                return ConfigError(f"{member}: {message}")
-            for name, value in facts.items():
-                if value != by_rank[0][1].get(name, value):
-                    return ConfigError(
+    def check_alike(self, facts: dict[str, str]) -> None:
+        """Raises ConfigError on every rank where facts differ between ranks; every rank must call this."""
+        by_rank = self.all_gather(facts)
+        for member, of_rank in zip(self.members, by_rank, strict=False):
+            for name, value in of_rank.items():
+                if value != by_rank[0][name]:
+                    raise ConfigError(
                         f"the ranks differ in their {name}: {member} and {self.members[0]}. Give every rank "
                         "the same command, code and data"
                     )
-        return None
 
     def all_failed(self, observing: str, text: str) -> bool:
         """Whether every rank has the error with this text in a step that is only observed, for ``observing``.

@@ -9,7 +9,6 @@ A run is judged by its Record and the results of its ranks, never by their exit 
 
 from __future__ import annotations
 
-import atexit
 import json
 import logging
 import os
@@ -18,52 +17,20 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
+
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, Std
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.elastic.rendezvous import RendezvousError
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from dpexp.config.errors import Terminated, VerificationError
-from dpexp.config.process import cores, end_with_parent, python_path
+from dpexp.config.process import cores, python_path
+from dpexp.distributed.job import JOB, LAUNCHER, RESULTS, Job, RankResult
 from dpexp.distributed.world import RUN_ID
-from dpexp.record.files import write_atomically
 from dpexp.record.record import Record
-
-JOB = "DPEXP_JOB"
-"""In the environment of a rank: its Job. Its command line would show it to every user of the machine."""
-RESULTS = "DPEXP_RANK_RESULTS"
-"""In the environment of a rank: the folder of the results; without it, there are none."""
-LAUNCHER = "DPEXP_LAUNCHER"
-"""In the environment of a rank: the process id of its launcher."""
-
-
-@dataclass(frozen=True)
-class Job:
-    """What a rank does: the flat config of the run, and the command line that started it."""
-
-    config: dict[str, Any]
-    quiet: bool
-    argv: list[str]
-
-    @classmethod
-    def of_rank(cls) -> Job:
-        """The Job of this rank."""
-        return cls(**json.loads(os.environ[JOB]))
-
-
-@dataclass(frozen=True)
-class RankResult:
-    """How a rank ended. Only the first rank, which records, has ``delivery``."""
-
-    rank: int
-    status: str
-    kind: str = ""
-    message: str = ""
-    delivery: dict[str, Any] | None = None
-
-    def write(self) -> None:
-        """Write it for the launcher, in place of an earlier one."""
-        if folder := os.environ.get(RESULTS):
-            write_atomically(Path(folder) / f"{self.rank}.json", json.dumps(asdict(self)).encode())
 
 
 class RanksError(RuntimeError):
@@ -138,11 +105,6 @@ def _environment(variables: dict[str, str]) -> Iterator[None]:
 
 def _run_agent(count: int, entry: str, folder: Path) -> BaseException | None:
     """Run torchrun's agent until the ranks have ended; what ended them early, as one of our errors."""
-    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, Std
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.elastic.rendezvous import RendezvousError
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
-
     agent = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
@@ -178,33 +140,3 @@ def _describe_failure(rank: int, failure: Any, folder: Path) -> str:
         lines = path.read_text(errors="replace").strip().splitlines()
         last_line = f": {lines[-1]}" if lines else last_line
     return f"rank {rank} on host {os.uname().nodename} (process {failure.pid}) {how}{last_line}"
-
-
-# --- in a rank ---
-
-
-def end_with_launcher() -> None:
-    """Called first in a rank: kill this process when its launcher ends.
-
-    torchrun's agent ends its ranks when it is interrupted or terminated, but not when it is killed: they
-    would train on, and nothing would end them.
-    """
-    launcher = int(os.environ.get(LAUNCHER) or os.getppid())
-    end_with_parent(signal.SIGKILL)
-    if os.getppid() != launcher:  # it ended before the kernel knew
-        os._exit(1)
-
-
-def end_rank(code: int) -> NoReturn:
-    """End the process of a rank as the interpreter does, but free nothing and wait for no thread.
-
-    A gloo thread of a process group aborts an interpreter that is ending («terminate called without an active
-    exception»).
-    """
-    atexit._run_exitfuncs()
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            stream.flush()
-        except (OSError, ValueError):  # its reader has gone, or it is closed
-            code = code or 1
-    os._exit(code)

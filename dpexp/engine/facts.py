@@ -1,7 +1,6 @@
-"""Facts: versions, machine, code and files of a run, as far as they can change its result.
+"""Facts: versions, machine and code of a run, as far as they can change its result. Without torch.
 
-A Record has them as ``environment`` and ``files``: hashes of the files, folders and live objects that the run
-uses, which show a repeat what changed.
+A Record has them as ``environment``, with those of ``torch_facts``.
 """
 
 from __future__ import annotations
@@ -12,13 +11,11 @@ import platform
 import re
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 
-from dpexp import live
 from dpexp.config.process import ROOT, is_checkout
-from dpexp.engine.references import Reference
 from dpexp.record.record import Row
 
 _LOCKED = re.compile(r"^([A-Za-z0-9][\w.-]*)==([^\s;+]+)", re.MULTILINE)
@@ -32,7 +29,7 @@ NO_GIT: Row = dict.fromkeys(("commit", "branch", "dirty"))
 
 
 def environment() -> Row:
-    """The ``environment`` of a Record, without importing torch: see ``torch_environment``."""
+    """The ``environment`` of a Record, but for what torch computes with."""
     found = (_header(distribution) for distribution in metadata.distributions())
     names = {entry["Name"]: entry.get("Version", "") for entry in found if "Name" in entry}
     packages = dict(sorted(names.items(), key=lambda item: item[0].lower()))
@@ -62,25 +59,6 @@ def _header(distribution: metadata.Distribution) -> dict[str, str]:
     files = ("METADATA", "PKG-INFO", "")  # the last is a lone .egg-info file
     text = next(filter(None, map(distribution.read_text, files)), "")
     return dict(_NAME_OR_VERSION.findall(text.partition("\n\n")[0]))
-
-
-def torch_environment() -> Row:
-    """What torch computes with. Threads and vector instructions of the CPU change the last bits of results.
-
-    ``accelerators`` are ``{name, memory}``, in bytes.
-    """
-    import torch
-
-    from dpexp import devices
-
-    found = (device for device in devices.accelerators() if device.type == "cuda")
-    properties = [torch.cuda.get_device_properties(device) for device in found]
-    return {
-        "cuda": torch.version.cuda,
-        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
-        "threads": torch.get_num_threads(),
-        "accelerators": [{"name": device.name, "memory": device.total_memory} for device in properties],
-    }
 
 
 def lock(path: Path, packages: Mapping[str, str]) -> Row:
@@ -131,40 +109,3 @@ def _git(root: Path, *arguments: str) -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return process.stdout.strip() if process.returncode == 0 else None
-
-
-def file_hashes(named: Iterable[Reference], data_sha256: str = "") -> list[Row]:
-    """``{path, sha256}`` of each file and live object among the references, and that is there.
-
-    ``data_sha256`` is that of the samples, for data that is a live object.
-    """
-    named = list(named)
-    paths = sorted({path for reference in named for path in reference.paths})
-    found = {path: _sha256(path) for path in paths}
-    for reference in named:
-        if reference.is_live:
-            digest = data_sha256 if reference.option == "data" else ""
-            found[reference.text] = digest or live.sha256(reference.text)
-    return [{"path": path, "sha256": digest} for path, digest in found.items() if digest]
-
-
-def directory(files: Iterable[Row]) -> Row:
-    """``directory`` of an environment: where relative paths among these files start; empty without any."""
-    return {"directory": str(Path.cwd())} if any(is_relative(row["path"]) for row in files) else {}
-
-
-def is_relative(path: str) -> bool:
-    """Whether a path of ``files`` is that of a file, and starts at the working directory."""
-    return not path.startswith(live.PREFIX) and not Path(path).expanduser().is_absolute()
-
-
-def _sha256(path: str) -> str | None:
-    """Of a file; None where there is none that can be read."""
-    found = Path(path).expanduser()
-    try:
-        if not found.is_file():
-            return None
-        with open(found, "rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError:
-        return None

@@ -4,8 +4,7 @@
 """
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from functools import partial
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -22,7 +21,8 @@ from dpexp.data.user_batch import without_target
 from dpexp.engine.prepared import Prepared
 from dpexp.engine.verify import batches
 from dpexp.parallel.random_layers import mark_drawing
-from dpexp.strategies.ranks import without_ranks
+from dpexp.strategies.module_calls import ModuleCall, running_calls
+from dpexp.strategies.sync_batch_norm import without_ranks
 from dpexp.training.preserve import preserved
 from dpexp.verification.alone import alone
 from dpexp.verification.mode import drawing_modules
@@ -69,11 +69,11 @@ def turn_off_cache(model: nn.Module) -> str:
     return "the model's config.use_cache is turned off: its cache is for generation" if found else ""
 
 
-def try_one_batch(prepared: Prepared) -> None:
+def try_one_batch(prepared: Prepared) -> Objective:
     """Run the first batch through model, loss and metrics on the host, and restore what that changes.
 
     Modules that draw random numbers are marked: replicas that share a generator compute them in order.
-    Raises ConfigError.
+    Returns the objective, which then knows what the forward returns. Raises ConfigError.
     """
     model, strategy = prepared.model, prepared.strategy
     first, objective = next(prepared.batches(0)), prepared.data.objective
@@ -101,7 +101,8 @@ def try_one_batch(prepared: Prepared) -> None:
     mark_drawing(model, draws.names)
     if prepared.accumulate > 1:
         for each in batches(prepared):
-            _check_halves(prepared, each)
+            _check_halves(prepared, objective, each)
+    return objective
 
 
 @contextmanager
@@ -113,11 +114,11 @@ def _with_advice(text: str) -> Iterator[None]:
         raise ConfigError(f"{error}{text}") from error.__cause__
 
 
-def _check_halves(prepared: Prepared, batch: Batch) -> None:
+def _check_halves(prepared: Prepared, objective: Objective, batch: Batch) -> None:
     """Raises ConfigError for a loss whose batches do not add up."""
     model, _ = with_touched_rows(prepared.model, [batch])
     with alone():
-        wrong = no_mean_over_rows(model, prepared.data.objective, batch)
+        wrong = no_mean_over_rows(model, objective, batch)
     if wrong:
         raise ConfigError(
             f"--accumulate {prepared.accumulate} averages the gradients of batches, and {wrong}. "
@@ -161,29 +162,18 @@ def _nodes(tensor: torch.Tensor) -> set[str]:
 @contextmanager
 def misfit_as_config_error(model: nn.Module) -> Iterator[None]:
     """An exception inside the model's forward becomes a ConfigError that names the innermost module."""
-    calls: list[tuple[str, nn.Module, list[torch.Tensor]]] = []
-
-    def enter(name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        calls.append((name, module, list(tensors.walk((args, kwargs)))))
-
-    def leave(module: nn.Module, args: Any, outputs: Any) -> None:
-        calls.pop()
-
-    with ExitStack() as hooks:
-        for name, module in model.named_modules():
-            hooks.enter_context(module.register_forward_pre_hook(partial(enter, name), with_kwargs=True))
-            hooks.enter_context(module.register_forward_hook(leave))
+    with running_calls(model) as running:
         try:
             yield
         except Exception as error:
-            if isinstance(error, ConfigError) or not calls:
+            if isinstance(error, ConfigError) or not running:
                 raise
-            raise ConfigError(_misfit_message(*calls[-1], error)) from error
+            raise ConfigError(_misfit_message(running[-1], error)) from error
 
 
-def _misfit_message(name: str, module: nn.Module, inputs: list[torch.Tensor], error: Exception) -> str:
-    where = f"module '{name}'" if name else "the model"
-    definition = "" if list(module.children()) else f" ({module})"
+def _misfit_message(call: ModuleCall, error: Exception) -> str:
+    where, inputs = f"module '{call.name}'" if call.name else "the model", list(tensors.walk(call.inputs))
+    definition = "" if list(call.module.children()) else f" ({call.module})"
     shown = [f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}" for tensor in inputs]
     got = ", ".join(shown) or "no tensor"
     text = f"the model does not fit the data: {where}{definition} got {got}: {describe(error)}"

@@ -8,10 +8,11 @@ from dpexp import devices
 from dpexp.config.run_config import RunConfig, config_digest
 from dpexp.data.dataset import even_rows
 from dpexp.distributed.world import Member
-from dpexp.engine.facts import directory, environment, file_hashes, torch_environment
+from dpexp.engine.facts import environment
 from dpexp.engine.prepared import Prepared
-from dpexp.engine.references import references
-from dpexp.measurement.observe import device_map, observe, observed
+from dpexp.engine.references import directory, file_hashes, references
+from dpexp.engine.torch_facts import object_hashes, torch_environment
+from dpexp.measurement.observe import device_map, observe, observed_batches
 from dpexp.record.journal import now
 from dpexp.record.record import Row
 from dpexp.record.redact import redact_values
@@ -28,7 +29,7 @@ def run_facts(config: RunConfig, prepared: Prepared) -> Row:
     recorded = redact_values(config.to_dict() | {"batch_size": prepared.batch_size})
     samples, rows = data.epochs.samples, prepared.batch_rows
     is_even = [*rows.items()] == [*even_rows(samples, prepared.batch_size).items()]
-    files = file_hashes(named, data.digest)
+    files = file_hashes(named)
     return {
         "name": prepared.name,
         "experiment": recorded["experiment"],
@@ -38,7 +39,7 @@ def run_facts(config: RunConfig, prepared: Prepared) -> Row:
         "started": now(),
         "config": recorded,
         "config_digest": config_digest(recorded),
-        "files": files,
+        "files": files + object_hashes(named, data.digest),
         "environment": environment() | torch_environment() | directory(files),
         "data": {
             "name": data.name,
@@ -89,7 +90,7 @@ class Observations:
 
     def shapes(self) -> list[Row]:
         """``shapes`` of a Record: see ``observe.observe``."""
-        prepared, numbers = self._prepared, observed(self._prepared.batches_per_epoch)
+        prepared, numbers = self._prepared, observed_batches(self._prepared.batches_per_epoch)
         first, *others = islice(prepared.batches(0), len(numbers))
         others[-1:] = map(prepared.as_last, others[-1:])
         gradients = prepared.strategy.trains and not self._names

@@ -9,11 +9,12 @@ from dpexp.distributed.signals import SignalHandler
 from dpexp.engine.observations import Observations
 from dpexp.engine.prepared import Prepared
 from dpexp.engine.progress import ProgressBar
+from dpexp.engine.run_globals import seeded_ranks
 from dpexp.engine.step_log import StepLog
 from dpexp.engine.verify import Verification
 from dpexp.measurement.collectives import counted_collectives
 from dpexp.measurement.profile import STEPS, WARM_UP, profile_steps
-from dpexp.measurement.step_profile import StepProfile
+from dpexp.measurement.step_profile import profiled_step
 from dpexp.measurement.steps import timed_steps
 from dpexp.record.journal import Journal
 from dpexp.timing import Timer
@@ -36,7 +37,7 @@ def execute(
         verification = Verification(prepared, journal, progress)
         verification.before()
         timer = Timer(prepared.selection.used)
-        with prepared.seeded_ranks():
+        with seeded_ranks(prepared.group, prepared.seed):
             placed = prepared.strategy.place(prepared.model, prepared.selection.used, timer)
         observations = Observations(prepared, placed)
         journal.set(devices=observations.device_facts(), device_map=observations.device_map())
@@ -158,10 +159,9 @@ class Measurement:
         """Observe one further step, unless no further steps are wanted (``--phase-steps 0``)."""
         if not self._schedule.phase_steps:
             return
-        profile = StepProfile(self.trainer, self.prepared.data.objective.tokens)
-        profile.take(next(self.prepared.local_batches(0)))
-        work = self.observations.work(profile.work())
-        memory_use = self.observations.memory_use(profile.memory())
+        batch, tokens = next(self.prepared.local_batches(0)), self.prepared.data.objective.tokens
+        work, memory_use = profiled_step(self.trainer, batch, tokens)
+        work, memory_use = self.observations.work(work), self.observations.memory_use(memory_use)
         self.journal.set({"memory_use": memory_use, **{f"work.{key}": value for key, value in work.items()}})
         self.journal.flush()
 

@@ -1,9 +1,9 @@
 """Prepare: build a run from its config and check it, before anything is written."""
 
 import math
-import os
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import nn
@@ -11,7 +11,6 @@ from torch import nn
 from dpexp import devices, tensors
 from dpexp.config.errors import ConfigError
 from dpexp.config.factories import Factory
-from dpexp.config.process import cores
 from dpexp.config.run_config import BATCH_SIZE, RunConfig
 from dpexp.config.words import plural
 from dpexp.data import registry as data
@@ -28,73 +27,74 @@ from dpexp.engine.references import factories
 from dpexp.measurement.evaluation import Evaluation, Metrics, metrics_of
 from dpexp.models import registry as models
 from dpexp.strategies.base import Strategy
-from dpexp.strategies.ranks import check_sync_batch_norm
 from dpexp.strategies.registry import STRATEGIES
+from dpexp.strategies.sync_batch_norm import check_sync_batch_norm
 from dpexp.training.optimizers import OptimizerChoice, check_optimizer
 
 
 def prepare(
-    config: RunConfig, *, one_batch: bool = True, planned: bool = False, group: ProcessGroup | None = None
+    config: RunConfig,
+    objects: Mapping[str, Any] | None = None,
+    *,
+    one_batch: bool = True,
+    planned: bool = False,
+    group: ProcessGroup | None = None,
 ) -> Prepared:
     """Build and check everything that a run needs. Writes nothing. Raises ConfigError.
 
-    ``one_batch`` also runs the first batch through the model on the host, to check that the two fit.
-    ``planned`` admits accelerators that this machine does not have.
+    ``objects`` are those that a program gave, by option. ``one_batch`` also tries a batch on the host.
+    ``planned`` admits accelerators that are not here. It seeds random numbers: see ``run_globals``.
     """
-    threads_before = torch.get_num_threads()
-    torch.set_num_threads(config.threads or _default_threads())
-    torch.backends.cudnn.benchmark = False  # it chooses another kernel from run to run
-    torch.backends.cudnn.deterministic = True
     request = DeviceRequest(config.devices, config.virtual, config.options, planned)
-    selection = request.of_rank(World.of())
-    found, trains, dtype = factories(config), not config.eval, getattr(torch, config.dtype)
-    choice = OptimizerChoice(found["optimizer"], config.lr, config.clip_norm, config.accumulate)
-    optimizer = choice if trains else None
-    seed_globals(config.seed)
-    source = data.source(found["data"], found.get("loss"), config.reduction)
-    seed_globals(config.seed)  # the weights do not depend on how much the data drew
-    strategy = STRATEGIES[config.strategy](
-        config.options, group or ProcessGroup(), config.backend, config.compile, trains
-    )
-    _check_compile(strategy)
-    model = models.build(found["model"], source.features)
+    selection, named = request.of_rank(World.of()), factories(config, objects)
+    choice = OptimizerChoice(named["optimizer"], config.lr, config.clip_norm, config.accumulate)
+    strategy = _strategy(config, group or ProcessGroup())
+    source, model = _source_and_model(config, named)
     cache_note = turn_off_cache(model)
-    dataset = _dataset(config, source, model, found.get("validation")).to(dtype)
+    dataset = _dataset(config, source, model, named.get("validation"))
     batch_size = _batch_size(config, dataset)
     prepared = Prepared(
-        strategy,
-        request,
-        selection,
-        model,
-        dataset,
-        batch_size,
-        config.seed,
-        optimizer,
-        dtype,
-        config.autocast,
-        _schedule(config, dataset, batch_size),
-        Evaluation(dataset.test, _metrics(found, model), bool(config.validation)),
-        found,
-        config.run_name,
-        threads_before,
+        strategy=strategy,
+        request=request,
+        selection=selection,
+        model=model,
+        data=dataset,
+        batch_size=batch_size,
+        seed=config.seed,
+        optimizer=None if config.eval else choice,
+        dtype=getattr(torch, config.dtype),
+        autocast=config.autocast,
+        schedule=_schedule(config, dataset, batch_size),
+        evaluation=Evaluation(dataset.test, _metrics(named, model), bool(config.validation)),
+        factories=named,
+        run_name=config.run_name,
     )
-    _check_accumulation(prepared)
-    strategy.prepare(model, selection.used)
-    check_model(model, trains=trains, copies=config.check)
-    if optimizer is not None:
-        check_sync_batch_norm(model, *(selection.used[:1] or [devices.HOST]))
-        check_optimizer(optimizer, model)
-    tensors.cast_module(model, dtype)
-    if one_batch:
-        try_one_batch(prepared)
-        notes = (
-            dataset.note,
-            dataset.objective.note,
-            _unused_size(config.batch_size, batch_size),
-            cache_note,
+    _check(prepared)
+    tensors.cast_module(model, prepared.dtype)
+    objective = try_one_batch(prepared) if one_batch else dataset.objective
+    notes = dataset.note, objective.note, _unused_size(config.batch_size, batch_size), cache_note
+    return replace(prepared, data=replace(dataset, objective=objective), note="; ".join(filter(None, notes)))
+
+
+def _strategy(config: RunConfig, group: ProcessGroup) -> Strategy:
+    """Raises ConfigError for one that cannot compile, if the run does."""
+    kind = STRATEGIES[config.strategy]
+    strategy = kind(config.options, group, config.backend, config.compile, not config.eval)
+    if strategy.compile and not strategy.needs.compile:
+        able = ", ".join(name for name, other in STRATEGIES.items() if other.needs.compile)
+        raise ConfigError(
+            f"--compile: {strategy.name} makes new replicas in every step, and each would be "
+            f"compiled; {able} compile once"
         )
-        prepared.note = "; ".join(filter(None, notes))
-    return prepared
+    return strategy
+
+
+def _source_and_model(config: RunConfig, named: Mapping[str, Factory]) -> tuple[Source, nn.Module]:
+    """Both begin with the seed: the weights do not depend on how much the data drew."""
+    seed_globals(config.seed)
+    source = data.source(named["data"], named.get("loss"), config.reduction)
+    seed_globals(config.seed)
+    return source, models.build(named["model"], source.features)
 
 
 def _batch_size(config: RunConfig, dataset: Dataset) -> int:
@@ -131,12 +131,6 @@ def _schedule(config: RunConfig, dataset: Dataset, batch_size: int) -> Schedule:
     return Schedule(steps, epochs is not None, warmup, config.phase_steps, config.check, config.profile)
 
 
-def _default_threads() -> int:
-    """All cores but one, so that threads which wait for each other never wait for the delivery to MLflow."""
-    usual = torch.get_num_threads()
-    return usual if "OMP_NUM_THREADS" in os.environ else max(1, min(usual, cores() - 1))
-
-
 def _dataset(config: RunConfig, source: Source, model: nn.Module, validation: Factory | None) -> Dataset:
     """The samples of the source for this model; those held out are of ``--validation``, if it is given."""
     dataset = source.dataset(model, config.seed)
@@ -145,7 +139,7 @@ def _dataset(config: RunConfig, source: Source, model: nn.Module, validation: Fa
             seed_globals(generator(config.seed, "validation").initial_seed())
             given = data.source(validation).dataset(model, config.seed)
         dataset = replace(dataset, test=given.test or given)
-    return dataset
+    return dataset.to(getattr(torch, config.dtype))
 
 
 def _metrics(found: Mapping[str, Factory], model: nn.Module) -> Metrics | None:
@@ -154,13 +148,15 @@ def _metrics(found: Mapping[str, Factory], model: nn.Module) -> Metrics | None:
     return metrics_of(model) if given is None else given.bound(given.load(), 2)
 
 
-def _check_compile(strategy: Strategy) -> None:
-    if strategy.compile and not strategy.needs.compile:
-        able = ", ".join(name for name, other in STRATEGIES.items() if other.needs.compile)
-        raise ConfigError(
-            f"--compile: {strategy.name} makes new replicas in every step, and each would be "
-            f"compiled; {able} compile once"
-        )
+def _check(prepared: Prepared) -> None:
+    """Raises ConfigError where model, layout, devices and optimizer do not fit."""
+    model, used, optimizer = prepared.model, prepared.selection.used, prepared.optimizer
+    _check_accumulation(prepared)
+    prepared.strategy.prepare(model, used)
+    check_model(model, trains=prepared.strategy.trains, copies=prepared.schedule.check)
+    if optimizer is not None:
+        check_sync_batch_norm(model, *(used[:1] or [devices.HOST]))
+        check_optimizer(optimizer, model)
 
 
 def _check_accumulation(prepared: Prepared) -> None:

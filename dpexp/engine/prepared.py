@@ -4,7 +4,6 @@ RunConfig --prepare--> Prepared: layout, devices, model, data, optimizer, schedu
 """
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, count, islice
@@ -16,7 +15,6 @@ from dpexp import devices
 from dpexp.config.factories import Factory
 from dpexp.data.batch import Batch
 from dpexp.data.dataset import Dataset
-from dpexp.data.rng import generator, seed_globals
 from dpexp.distributed.devices import DeviceRequest, DeviceSelection
 from dpexp.distributed.group import ProcessGroup
 from dpexp.measurement.evaluation import Evaluation
@@ -42,7 +40,7 @@ class Schedule:
     profile: bool
 
 
-@dataclass
+@dataclass(frozen=True)
 class Prepared:
     """A run that can start: layout, devices, model (on the host), data, optimizer and schedule.
 
@@ -66,7 +64,6 @@ class Prepared:
     evaluation: Evaluation
     factories: Mapping[str, Factory]
     run_name: str
-    threads_before: int
     note: str = ""
 
     @property
@@ -154,19 +151,6 @@ class Prepared:
             return self.evaluation.held_out.batches(self.batch_size, shuffle=False)
         return islice(self.batches(0, shuffle=False), min(self.schedule.steps, self.batches_per_epoch))
 
-    @contextmanager
-    def seeded_ranks(self) -> Iterator[None]:
-        """At the end, ranks that split the rows draw random numbers of their own, as by dropout.
-
-        Inside, where they lay the model out, they draw the same. A layout that seeds them is left alone.
-        """
-        if self.group.dp_size > 1:
-            seed_globals(generator(self.seed, "layout").initial_seed())
-        before = torch.initial_seed()
-        yield
-        if self.group.dp_size > 1 and torch.initial_seed() == before:
-            seed_globals(generator(self.seed, f"rank {self.group.dp_rank}").initial_seed())
-
     def trainer(self, placed: Placed) -> Trainer:
         """The trainer of the run's steps."""
         placed.module.train(self.strategy.trains)
@@ -176,6 +160,5 @@ class Prepared:
         )
 
     def release(self) -> None:
-        """End the use of the model, and restore the process's number of torch threads for its next run."""
-        del self.model  # sharded, it holds the process group
-        torch.set_num_threads(self.threads_before)
+        """Drop the model after its run: sharded, it holds the process group, whoever still holds this."""
+        vars(self).pop("model")

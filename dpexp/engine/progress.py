@@ -20,9 +20,9 @@ class ProgressBar(AbstractContextManager["ProgressBar"]):
 
     def begin(self, stage: str, total: int | None = None) -> None:
         """Start a stage of the run; ``total`` in steps, if it is known."""
-        self.close()
-        from tqdm import tqdm
+        from tqdm import tqdm  # 40 ms, which --help need not wait
 
+        self.close()
         tqdm.monitor_interval = 0  # its thread would wake up inside measured steps
         layout = "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
         self._bar = tqdm(
@@ -44,10 +44,12 @@ class ProgressBar(AbstractContextManager["ProgressBar"]):
 
     def print_line(self, text: str) -> None:
         """Print a line above the bar, also where stderr is not a terminal."""
-        if not self._hidden:
-            from tqdm import tqdm
-
-            tqdm.write(text, file=sys.stderr)
+        if self._hidden:
+            return
+        if self._bar is None:
+            print(text, file=sys.stderr)
+        else:
+            self._bar.write(text, file=sys.stderr)
 
     def close(self) -> None:
         """Remove the bar from the screen."""

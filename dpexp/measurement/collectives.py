@@ -26,18 +26,18 @@ from dpexp.measurement.observe import size_of
 from dpexp.record.record import Row
 from dpexp.training.trainer import Trainer
 
-WHAT: Mapping[str, tuple[str, int]] = {
-    "allreduce": ("all-reduce", 2),
-    "allgather": ("all-gather", 1),
-    "reducescatter": ("reduce-scatter", 1),
-    "broadcast": ("broadcast", 1),
-    "alltoall": ("all-to-all", 1),
-    "reduce": ("reduce", 1),
-    "gather": ("gather", 1),
-    "scatter": ("scatter", 1),
-    "send": ("send", 1),
+WHAT = {
+    "allreduce": "all-reduce",
+    "allgather": "all-gather",
+    "reducescatter": "reduce-scatter",
+    "broadcast": "broadcast",
+    "alltoall": "all-to-all",
+    "reduce": "reduce",
+    "gather": "gather",
+    "scatter": "scatter",
+    "send": "send",
 }
-"""By how an operator's name without underscores begins: the collective, and how often (n - 1) / n is sent."""
+"""The collective, by how an operator's name without underscores begins."""
 
 
 class CountCollectives(CountingMode):  # type: ignore[no-untyped-call]
@@ -53,18 +53,19 @@ class CountCollectives(CountingMode):  # type: ignore[no-untyped-call]
         self._is_backward = False
 
     def counted(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Count what the operator sends, if it is a collective."""
         self._is_backward |= torch._C._current_graph_task_id() != -1
         name = func.__name__.replace("_", "")
-        found = next((value for begin, value in WHAT.items() if name.startswith(begin)), None)
-        if func.namespace in ("c10d", "_c10d_functional") and found is not None:
-            self._count(*found, args)
+        what = next((what for begin, what in WHAT.items() if name.startswith(begin)), "")
+        if func.namespace in ("c10d", "_c10d_functional") and what:
+            self._count(what, args)
         return func(*args, **kwargs)
 
-    def _count(self, what: str, times: int, args: Any) -> None:
+    def _count(self, what: str, args: Any) -> None:
         if any(tensor.is_sparse for tensor in tensors.walk(args)):  # gloo gathers the rows of all ranks
-            what, times = "all-gather", 1
+            what = "all-gather"
         phase = self._phases[-1] if self._phases else "backward" if self._is_backward else "forward"
-        for rank, sent in _sent(what, times, _group(args), args).items():
+        for rank, sent in _sent(what, _group(args), args).items():
             key = what, phase, self._is_backward, rank
             self._sent[key] = self._sent.get(key, 0.0) + sent
 
@@ -77,7 +78,7 @@ class CountCollectives(CountingMode):  # type: ignore[no-untyped-call]
         ]
 
 
-def _sent(what: str, times: int, group: Any, args: Any) -> dict[int | None, float]:
+def _sent(what: str, group: Any, args: Any) -> dict[int | None, float]:
     """The bytes that this rank sends: by the rank that gets them for an all-to-all, else by None."""
     size, rank = group.size(), group.rank()
     sizes = [sum(map(size_of, found)) for value in args if (found := list(tensors.walk(value)))]
@@ -95,6 +96,7 @@ def _sent(what: str, times: int, group: Any, args: Any) -> dict[int | None, floa
         pieces: dict[int | None, float] = {to: share * count for to, count in enumerate(splits[-1])}
         del pieces[rank]
         return pieces if size == distributed.get_world_size() else {None: sum(pieces.values())}
+    times = 2 if what == "all-reduce" else 1
     return {None: (sizes[-1] if what == "all-to-all" else payload) * times * (size - 1) / size}
 
 

@@ -77,6 +77,7 @@ class Evaluation:
         The loss of each batch counts as the reduction says, and accuracy by rows. The metrics get the outputs
         and targets of all batches in one call, on the host: so every figure is exact, as the mean of an F1
         over batches, replicas or ranks is not. Every rank must call this, with all rows of the same batches.
+        Raises ConfigError for metrics that fail.
         """
         only_accuracy = not (self.metrics or self.is_asked)
         losses, correct, parts, outputs = list[float](), list[float](), list[Batch](), []
@@ -97,18 +98,21 @@ class Evaluation:
         values = {"accuracy": sum(correct) / sum(part.rows for part in parts)} if correct else {}
         if only_accuracy:
             return values
-        numbers = {}
-        if self.metrics is not None:
-            with as_config_error("metrics: joining the outputs and targets of all batches"):
-                targets = [part.targets for part in parts]
-                all_rows = tensors.concatenated([*zip(outputs, targets, strict=True)])
-            with as_config_error("metrics"):
-                numbers = _numbers(self.metrics(*all_rows))
+        numbers = self._of_all_rows(outputs, [part.targets for part in parts])
         if self.held_out is None:
             return {f"train_{name}": number for name, number in numbers.items()}
         weighted = zip(losses, objective.weights(parts), strict=True)
         loss = sum(loss * weight for loss, weight in weighted if weight)
         return values | {f"validation_{name}": number for name, number in ({"loss": loss} | numbers).items()}
+
+    def _of_all_rows(self, outputs: list[Any], targets: list[Any]) -> dict[str, float]:
+        """The metrics of the rows of all batches."""
+        if self.metrics is None:
+            return {}
+        with as_config_error("metrics: joining the outputs and targets of all batches"):
+            all_rows = tensors.concatenated([*zip(outputs, targets, strict=True)])
+        with as_config_error("metrics"):
+            return _numbers(self.metrics(*all_rows))
 
 
 def _numbers(found: Any) -> dict[str, float]:

@@ -41,7 +41,7 @@ class CountingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self.counted(func, args, kwargs or {})
 
     def counted(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Call the operator ``func`` and count it; returns its outputs."""
+        """The outputs of the operator ``func``, which is counted. Raises NotImplementedError here."""
         raise NotImplementedError
 
 
@@ -58,6 +58,7 @@ class CountFlops(CountingMode):  # type: ignore[no-untyped-call]
         self._lock = threading.Lock()  # replicas compute in several threads
 
     def counted(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Add the FLOPs of the operator by its formula."""
         outputs, operator = func(*args, **kwargs), getattr(func, "_overloadpacket", func)
         if operator in flop_registry:
             flops = int(flop_registry[operator](*args, **kwargs, out_val=outputs))

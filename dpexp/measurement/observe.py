@@ -4,7 +4,7 @@ Modules have the names of the model as written: see ``strategies.modules``.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from functools import partial
 from itertools import count
 from operator import itemgetter
@@ -17,77 +17,57 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from dpexp import devices, tensors
 from dpexp.data.batch import Batch
 from dpexp.record.record import Row
+from dpexp.strategies.module_calls import ModuleCall, module_calls
 from dpexp.strategies.modules import Part, Transfer, Wrapper, is_transparent, parts
 from dpexp.strategies.placed import Loss, Placed, StepEndedError, StepObserver
-from dpexp.training.preserve import eager, preserved
+from dpexp.training.preserve import preserved, uncompiled
 
 EPOCH_LIMIT = 16
 """Of a longer epoch, this many first batches and the last one are observed: the others repeat the first."""
 
-
-class ShapeLog:
-    """Collects a row for each call of every module, from the threads of all replicas."""
-
-    def __init__(self, placed: Placed) -> None:
-        self.batch = 0
-        self._placed = placed
-        self.rows: list[tuple[tuple[int, bool, int, int], Row]] = []
-        """Each with its place: batch, outside before replicas, order of definition, replica."""
-
-    def hooks(self) -> ExitStack:
-        """The forward hooks, until the stack closes. Replicas share them with the module that they copy."""
-        hooks, hooked = ExitStack(), set()
-        for order, part in enumerate(parts(self._placed.module)):
-            module = part.module
-            if module not in hooked and not is_transparent(module):
-                hook = partial(self._add, order, part)
-                hooks.enter_context(module.register_forward_hook(hook, with_kwargs=True))
-                hooked.add(module)
-        return hooks
-
-    def _add(self, order: int, part: Part, module: nn.Module, args: Any, kwargs: Any, outputs: Any) -> None:
-        device, replica = devices.current_device()
-        if replica is None:
-            wrapper = part.wrappers[-1] if part.wrappers else None
-            if wrapper is not None and wrapper.module is module and not wrapper.transparent:
-                return  # the wrapper has the row
-            is_replicated = isinstance(module, Wrapper) and bool(module.replica_devices)
-            while isinstance(module, Wrapper):  # it is where the module is that it wraps
-                module = module.module
-            device = self._placed.output_device if is_replicated else devices.placed_on(module)
-        assert device is not None
-        row = {
-            "batch": self.batch,
-            "scope": "outside" if replica is None else "replica",
-            "module": part.name,
-            "replica": replica,
-            "device": devices.label(device),
-            "inputs": tensors.shapes((args, kwargs)),
-            "outputs": tensors.shapes(outputs),
-            **_communication(part, replica, module, (args, kwargs), outputs),
-        }
-        self.rows.append(((self.batch, replica is not None, order, replica or 0), row))
+_Place = tuple[bool, int, int]
+"""That of a call in its batch: outside before replicas, order of definition, replica."""
 
 
-def _communication(part: Part, replica: int | None, module: nn.Module, inputs: Any, outputs: Any) -> Row:
-    """The keys of a row from which a report computes what is moved, where the shapes do not show it.
+def _add_row(rows: list[tuple[_Place, Row]], placed: Placed, batch: int, call: ModuleCall) -> None:
+    """Add the row of a call, unless a wrapper has the same one, with its place among those of the batch."""
+    part, replica, device = call.part, call.replica, call.device
+    wrapper = part.wrappers[-1] if part.wrappers and part.wrappers[-1].module is part.module else None
+    if is_transparent(part.module) or (replica is None and wrapper is not None and not wrapper.transparent):
+        return
+    row: Row = {
+        "batch": batch,
+        "scope": "outside" if replica is None else "replica",
+        "module": part.name,
+        "replica": replica,
+        "device": devices.label(_device_outside(placed, part.module) if device is None else device),
+        "inputs": tensors.shapes(call.inputs),
+        "outputs": tensors.shapes(call.outputs),
+    }
+    # a report computes what is moved from these, where the shapes do not show it
+    if isinstance(call.module, Transfer):
+        row |= call.module.moved(call.inputs)
+    elif replica is not None and wrapper is not None and wrapper.replica_devices:
+        row["bytes"] = _replica_bytes(call)
+    rows.append(((replica is not None, call.order, replica or 0), row))
 
-    ``bytes`` of a replica's inputs and outputs, and of those that require a gradient; ``moved`` by a transfer
-    from each device, and ``moved_back`` as gradients.
-    """
-    if isinstance(module, Transfer):
-        return module.moved(inputs)
-    wrapper = part.wrappers[-1] if part.wrappers else None
-    if (
-        replica is not None
-        and wrapper is not None
-        and wrapper.replica_devices
-        and wrapper.module is part.module
-    ):
-        counts = {"inputs": _bytes(inputs), "outputs": _bytes(outputs)}
-        gradients = {"input_gradients": _bytes(inputs, True), "output_gradients": _bytes(outputs, True)}
-        return {"bytes": counts | (gradients if torch.is_grad_enabled() else {})}
-    return {}
+
+def _device_outside(placed: Placed, module: nn.Module) -> torch.device:
+    """Where the outputs of a module outside of replicas are: a wrapper is where the module is in it."""
+    if isinstance(module, Wrapper) and module.replica_devices:
+        return placed.output_device
+    while isinstance(module, Wrapper):
+        module = module.module
+    return devices.placed_on(module)
+
+
+def _replica_bytes(call: ModuleCall) -> dict[str, int]:
+    """The bytes of a replica's inputs and outputs, and of those that require a gradient."""
+    sizes = {"inputs": _bytes(call.inputs), "outputs": _bytes(call.outputs)}
+    if torch.is_grad_enabled():
+        sizes["input_gradients"] = _bytes(call.inputs, True)
+        sizes["output_gradients"] = _bytes(call.outputs, True)
+    return sizes
 
 
 def _bytes(value: Any, requires_grad: bool = False) -> int:
@@ -95,7 +75,7 @@ def _bytes(value: Any, requires_grad: bool = False) -> int:
     return sum(map(size_of, found))
 
 
-def observed(batches: int) -> list[int]:
+def observed_batches(batches: int) -> list[int]:
     """The numbers of the batches to observe in an epoch of so many."""
     return [*range(min(batches, EPOCH_LIMIT)), *([batches - 1] if batches > EPOCH_LIMIT else [])]
 
@@ -114,16 +94,17 @@ def observe(
     and transfers say which bytes require one; modules of ranks would wait for their backward then. A rank
     without rows of a batch has no rows of its calls.
     """
-    log, module = ShapeLog(placed), placed.module
+    rows, module = list[Row](), placed.module
     update = (lambda: None) if gradients else None  # the step ends before it
-    with preserved(module, placed.devices), eager(module), log.hooks():
-        for log.batch, batch in zip(count() if numbers is None else numbers, batches, strict=False):
-            before = len(log.rows)
-            with suppress(StepEndedError):
+    with preserved(module, placed.devices), uncompiled(module):
+        for number, batch in zip(count() if numbers is None else numbers, batches, strict=False):
+            of_batch = list[tuple[_Place, Row]]()
+            add = partial(_add_row, of_batch, placed, number)
+            with module_calls(module, left=add), suppress(StepEndedError):
                 placed.step(batch, loss, update, nullcontext(), _AFTER_FORWARD)
-            if not batch.rows:
-                del log.rows[before:]
-    return [row for _, row in sorted(log.rows, key=itemgetter(0))]
+            if batch.rows:
+                rows += [row for _, row in sorted(of_batch, key=itemgetter(0))]
+    return rows
 
 
 class _EndsAfterForward(StepObserver):
@@ -163,7 +144,7 @@ def device_map(
 
 
 def device_of(part: Part, tensor: torch.Tensor) -> torch.device:
-    """The device of a tensor that a module has: on the CPU the module's, which may be virtual."""
+    """The device of a module's tensor of any shape: on the CPU the module's, which may be virtual."""
     return tensor.device if tensor.device.type != "cpu" else devices.placed_on(part.module)
 
 
@@ -180,20 +161,15 @@ def _device_map_row(part: Part, kind: str, name: str, tensor: torch.Tensor) -> R
     }
 
 
-def local_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """The tensors that hold the numbers of a tensor: this rank's shard, or indices and values."""
+def size_of(tensor: torch.Tensor) -> int:
+    """The bytes of the numbers that this rank has of a tensor of any shape; of a sparse one with indices."""
     if is_traceable_wrapper_subclass(tensor):
         inner = [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]  # a DTensor's mesh, too
-        return [part for each in tensors.walk(inner) for part in local_parts(each)]
+        return sum(map(size_of, tensors.walk(inner)))
     if tensor.is_sparse:
         sparse: Any = tensor
-        return [sparse._indices(), sparse._values()]
-    return [tensor]
-
-
-def size_of(tensor: torch.Tensor) -> int:
-    """The bytes of a tensor's numbers on this rank."""
-    return sum(part.numel() * part.element_size() for part in local_parts(tensor))
+        return size_of(sparse._indices()) + size_of(sparse._values())
+    return tensor.numel() * tensor.element_size()
 
 
 def _sharding(tensor: Any, full_shape: Sequence[int] | None) -> Row:

@@ -5,11 +5,8 @@ The step comes last, after everything that a run records of its training, and so
 
 from collections import Counter
 from collections.abc import Callable
-from contextlib import ExitStack
-from typing import Any
 
 import torch
-from torch import nn
 
 from dpexp import devices
 from dpexp.config.errors import describe
@@ -17,6 +14,7 @@ from dpexp.data.batch import Batch
 from dpexp.measurement.flops import CountFlops
 from dpexp.measurement.observe import device_map, device_of, size_of
 from dpexp.record.record import Row
+from dpexp.strategies.module_calls import ModuleCall, module_calls
 from dpexp.strategies.modules import parts
 from dpexp.strategies.placed import Placed, StepObserver
 from dpexp.training.preserve import is_compiled
@@ -26,79 +24,71 @@ _Bytes = Counter[str]
 """Bytes by device."""
 
 
-class StepProfile(StepObserver):
-    """One step of a trainer, observed; ``note`` says why not, or what is not known.
+def profiled_step(
+    trainer: Trainer, batch: Batch, tokens: Callable[[Batch], float | None]
+) -> tuple[Row, list[Row]]:
+    """``work`` and ``memory_use`` of a Record, of this process and its rows, from one step of the trainer.
 
-    ``tokens`` counts those of a batch, for the losses that do.
+    ``tokens`` counts those of a batch, for the losses that do. A ``note`` says why nothing is known of the
+    step. An error in it is not one of the run, whose training is done; one that not every rank has is raised,
+    since the others wait for this rank.
     """
+    log = _StepLog(trainer.placed)
+    note = _observed_step(trainer, batch, log)
+    use = resident(trainer) | ({} if note else {"gradients": log.gradients})
+    memory = [
+        {"device": name, **{kind: of_kind[name] for kind, of_kind in use.items()}}
+        | devices.allocator_peaks(device)
+        for name, device in sorted({devices.label(each): each for each in trainer.placed.devices}.items())
+    ]
+    if note:
+        return {"note": note}, memory
+    count, uncounted = tokens(batch), sorted(log.counted.uncounted)
+    work = {"rows": batch.global_rows, "flops": {} if uncounted else log.flops}
+    work |= {} if count is None else {"tokens": count}
+    return work | ({"uncounted": uncounted} if uncounted else {}), memory
 
-    def __init__(self, trainer: Trainer, tokens: Callable[[Batch], float | None]) -> None:
-        self._trainer, self._placed, self._count_tokens = trainer, trainer.placed, tokens
-        self._counted, self._gradients = CountFlops(), _Bytes()
-        self._work: Row = {}
-        self.note = ""
 
-    def take(self, batch: Batch) -> None:
-        """Take the step. An error in it is not one of the run, whose training is done: ``note`` has it.
+class _StepLog(StepObserver):
+    """The FLOPs of a step by phase, and the bytes of its gradients."""
 
-        An error that not every rank has is raised: the others wait for this rank.
-        """
-        if is_compiled(self._placed.module):
-            self.note = "not observed: operators of compiled modules are not seen"
-            return
-        tokens, flops = self._count_tokens(batch), dict[str, int]()
-        self._work = {"rows": batch.global_rows, "flops": flops} | (
-            {} if tokens is None else {"tokens": tokens}
-        )
-        try:
-            with self._counted, ExitStack() as hooks:
-                for module in self._placed.module.modules():
-                    hooks.enter_context(module.register_forward_pre_hook(self._look))
-                self._trainer.step(batch, self)
-        except Exception as error:  # of any kind: a user's model may not stand to be observed
-            self.note = f"not observed: {describe(error)}"
-            if not self._trainer.group.all_failed("profile", f"{describe(error)}, after {list(flops)}"):
-                raise
+    def __init__(self, placed: Placed) -> None:
+        self._placed, self.counted = placed, CountFlops()
+        self.flops, self.gradients, self.has_threads = dict[str, int](), _Bytes(), False
 
-    def _look(self, module: nn.Module, args: Any) -> None:
+    def look(self, _: ModuleCall) -> None:
         if torch.utils._python_dispatch._get_current_dispatch_mode() is None:
-            self.note = "replicas computed in threads, where operators are not seen"
+            self.has_threads = True
 
     def loss_ended(self, loss: torch.Tensor) -> None:
-        self._work["flops"]["forward"] = self._counted.total
+        self.flops["forward"] = self.counted.total
 
     def backward_ended(self) -> None:
-        self._gradients = gradient_bytes(self._placed)
-        self._work["flops"]["backward"] = self._counted.total - self._work["flops"]["forward"]
-
-    def work(self) -> Row:
-        """``work`` of a Record, of this process: the FLOPs of its rows.
-
-        None are known where an operator that multiplies matrices cannot be counted: ``uncounted``.
-        """
-        if self.note:
-            return {"note": self.note}
-        uncounted = sorted(self._counted.uncounted)
-        return self._work | ({"flops": {}, "uncounted": uncounted} if uncounted else {})
-
-    def memory(self) -> list[Row]:
-        """``memory_use`` of a Record, of this process: a row for each device."""
-        use = resident(self._placed, self._trainer)
-        if not self.note:
-            use["gradients"] = self._gradients
-        return [
-            {"device": name, **{kind: of_kind[name] for kind, of_kind in use.items()}}
-            | devices.allocator_peaks(device)
-            for name, device in sorted({devices.label(each): each for each in self._placed.devices}.items())
-        ]
+        self.gradients = gradient_bytes(self._placed)
+        self.flops["backward"] = self.counted.total - self.flops["forward"]
 
 
-def resident(placed: Placed, trainer: Trainer) -> dict[str, _Bytes]:
+def _observed_step(trainer: Trainer, batch: Batch, log: _StepLog) -> str:
+    """Take the step; why it is not known what it did, if so."""
+    module = trainer.placed.module
+    if is_compiled(module):
+        return "not observed: operators of compiled modules are not seen"
+    try:
+        with log.counted, module_calls(module, entered=log.look):
+            trainer.step(batch, log)
+    except Exception as error:  # of any kind: a user's model may not stand to be observed
+        if not trainer.group.all_failed("profile", f"{describe(error)}, after {list(log.flops)}"):
+            raise
+        return f"not observed: {describe(error)}"
+    return "replicas computed in threads, where operators are not seen" if log.has_threads else ""
+
+
+def resident(trainer: Trainer) -> dict[str, _Bytes]:
     """The bytes of parameters, buffers and optimizer state, with their copies in replicas."""
     names = {"parameter": "parameters", "buffer": "buffers", "optimizer": "optimizer"}
     found = {name: _Bytes() for name in names.values()}
     states = trainer.optimizers.states() if trainer.optimizers is not None else ()
-    for row in device_map(placed, states):
+    for row in device_map(trainer.placed, states):
         for device in (row["device"], *row["replicas"]):
             found[names[row["kind"]]][device] += row["bytes"]
     return found

@@ -67,6 +67,7 @@ class DataParallel(nn.Module):
             place(module, self.src_device_obj)
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """``(batch, …)`` on any device to ``(batch, …)`` on the output device."""
         if not self.device_ids:
             return self.module(*inputs, **kwargs)
         _check_module_device(self.module, self.src_device_obj)
@@ -83,16 +84,20 @@ class DataParallel(nn.Module):
     def scatter(
         self, inputs: tuple[Any, ...], kwargs: dict[str, Any] | None, device_ids: Sequence[DeviceId]
     ) -> Any:
+        """A chunk ``(rows, …)`` of the arguments for each device: see ``scatter_kwargs``."""
         return scatter_kwargs(inputs, kwargs, device_ids, dim=self.dim)
 
     def replicate(self, module: nn.Module, device_ids: Sequence[DeviceId]) -> list[nn.Module]:
+        """A replica for each device: see ``replicate``."""
         return replicate(module, device_ids, not torch.is_grad_enabled())
 
     def parallel_apply(self, replicas: Sequence[nn.Module], inputs: Sequence[Any], kwargs: Any) -> list[Any]:
+        """Each replica's outputs ``(rows, …)``: see ``parallel_apply``."""
         with self._threads.executor() as executor:
             return parallel_apply(replicas, inputs, kwargs, self.device_ids[: len(replicas)], executor)
 
     def gather(self, outputs: Any, output_device: DeviceId) -> Any:
+        """``(batch, …)`` on the output device: see ``gather``."""
         return gather(outputs, output_device, dim=self.dim)
 
 

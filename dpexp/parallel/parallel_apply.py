@@ -17,11 +17,10 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
-from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import (
     TorchDispatchMode,
     _get_current_dispatch_mode_stack,
@@ -48,7 +47,8 @@ def parallel_apply(
     An input is a tuple or list of positional arguments, or the only argument. Without ``devices`` a
     module computes on the device of its first input tensor. The first module computes in the caller's
     thread, the others in the ``executor``, which must have a thread for each; without one, in new threads.
-    Replicas that draw random numbers from one generator compute one after another in the caller's thread.
+    Replicas that draw random numbers from one generator, or are in a checkpoint, compute one after another in
+    the caller's thread.
 
     When a replica raises, the others finish first. Then the first one's exception is raised here, with a
     note of the replica and its device. Raises ValueError where the sequences differ in length.
@@ -77,7 +77,10 @@ def parallel_apply(
             except BaseException as error:  # of any kind: it is raised again in the caller's thread
                 errors[replica] = error
 
-    with share_of_threads(device_of):
+    # forwards compute at once and share the threads; loss and backward have all, since autograd computes the
+    # replicas of the CPU one after the other
+    on_cpu = sum(device.type == "cpu" for device in device_of)
+    with intra_op_threads(max(1, torch.get_num_threads() // max(1, on_cpu))):
         if count < 2 or _in_order(modules[0], device_of):
             for replica in range(count):
                 forward(replica)
@@ -85,36 +88,40 @@ def parallel_apply(
             with nullcontext(executor) if executor else ThreadPoolExecutor(count) as threads:
                 _in_threads(forward, device_of, threads)
     if errors:
-        replica = min(errors)
-        error = errors[replica]
-        error.add_note(f"Caught in replica {replica} on device {label(device_of[replica])}.")
-        errors.clear()
-        try:
-            raise error
-        finally:
-            del error  # the traceback refers to this frame: its variable would close a cycle
+        _raise_first(errors, device_of)
     return outputs
 
 
+def _raise_first(errors: dict[int, BaseException], devices: Sequence[torch.device]) -> NoReturn:
+    """Raise the exception of the first replica that has one, with a note of its device."""
+    replica = min(errors)
+    error = errors[replica]
+    error.add_note(f"Caught in replica {replica} on device {label(devices[replica])}.")
+    errors.clear()
+    try:
+        raise error
+    finally:
+        del error  # the traceback refers to this frame: its variable would close a cycle
+
+
 def _in_order(module: nn.Module, devices: Sequence[torch.device]) -> bool:
-    """Whether replicas draw from one generator, or have fake tensors, whose mode is of one thread."""
+    """Whether replicas draw from one generator, or need a state that only the caller's thread has.
+
+    Those are the mode of fake tensors, and hooks of what is saved for backward, which a checkpoint numbers.
+    """
     shares_generator = len(set(map(physical, devices))) < len(devices)
     is_fake = any(hasattr(mode, "_mode_key") for mode in _get_current_dispatch_mode_stack())
-    return is_fake or (shares_generator and draws_random_numbers(module))
+    has_hooks = torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+    return is_fake or has_hooks or (shares_generator and draws_random_numbers(module))
 
 
 def _in_threads(forward: Callable[[int], None], devices: Sequence[torch.device], executor: Executor) -> None:
     """Call ``forward(replica)`` for each device: of the first here, of the others in the executor."""
     modes, lock = _get_current_dispatch_mode_stack(), threading.RLock()
-    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
-    saved: list[list[Any]] = [[] for _ in devices]
     state = _state_of_this_thread(devices, modes)
 
     def compute(replica: int) -> None:
-        with (
-            _save_in(saved[replica]) if hooks else nullcontext(),
-            _OneAtATime(lock) if modes else nullcontext(),
-        ):
+        with _OneAtATime(lock) if modes else nullcontext():
             forward(replica)
 
     def compute_in_thread(replica: int) -> None:
@@ -125,10 +132,6 @@ def _in_threads(forward: Callable[[int], None], devices: Sequence[torch.device],
     compute(0)
     for future in futures:
         future.result()
-    for replica, device in enumerate(devices if hooks else ()):
-        with running_on(device, replica):
-            for entry in saved[replica]:  # in order: torch.utils.checkpoint numbers what its hooks get
-                entry[:] = hooks[1], hooks[0](entry[1])
 
 
 def _state_of_this_thread(
@@ -173,24 +176,6 @@ class _OneAtATime(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         with self._lock:
             return func(*args, **(kwargs or {}))
-
-
-def _save_in(saved: list[list[Any]]) -> AbstractContextManager[object]:
-    """Inside, what this thread saves for backward goes into the list, as a function and its argument."""
-
-    def save(tensor: torch.Tensor) -> list[Any]:
-        saved.append([lambda tensor: tensor, tensor])
-        return saved[-1]
-
-    return saved_tensors_hooks(save, lambda entry: entry[0](entry[1]))
-
-
-@contextmanager
-def share_of_threads(devices: Sequence[torch.device]) -> Iterator[None]:
-    """Inside, this thread has the intra-op threads of one replica on the CPU."""
-    on_cpu = sum(device.type == "cpu" for device in devices)
-    with intra_op_threads(max(1, torch.get_num_threads() // max(1, on_cpu))):
-        yield
 
 
 @contextmanager

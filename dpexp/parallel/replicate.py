@@ -90,6 +90,7 @@ class Copies(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, devices: list[torch.device], *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Copies of the same shapes, of all tensors on the first device, then on the second, …."""
         copies = [non_blocking_to(each, device, copy=True) for device in devices for each in tensors]
         ctx.devices = [tensor.device for tensor in tensors]
         fixed = [i for i, tensor in enumerate(tensors) if not tensor.requires_grad]
@@ -99,6 +100,7 @@ class Copies(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        """For each tensor the sum of its copies' gradients, in its shape; None where none has one."""
         count = len(ctx.devices)
         return (None, *(_sum(grads[i::count], device) for i, device in enumerate(ctx.devices)))
 

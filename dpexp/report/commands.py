@@ -4,12 +4,12 @@ import shlex
 from typing import Any
 
 from dpexp.config.errors import ConfigError
+from dpexp.config.factories import live_options
 from dpexp.config.options import flag_name, option_fields
 from dpexp.config.process import command
 from dpexp.config.run_config import FILING, RunConfig, known_options
 from dpexp.config.strategy_options import STRATEGY_OPTIONS
 from dpexp.config.words import plural
-from dpexp.live import live_options
 from dpexp.record.record import Record
 from dpexp.report import layout, units
 from dpexp.report.section import Section

@@ -63,13 +63,13 @@ class Strategy(ABC):
             module.compile()
         return module
 
-    def parts(self, devices: Devices) -> int:
+    def row_parts(self, devices: Devices) -> int:
         """Into how many parts the layout splits the rows that the model gets, at most."""
         return self.group.dp_size
 
     def check_rows(self, batch: Batch, devices: Devices) -> None:
         """Raises ConfigError for a batch that the layout would have to split, and cannot."""
-        batch.check_rows(self.parts(devices))
+        batch.check_rows(self.row_parts(devices))
 
     def check_outputs(self, outputs: Any, batch: Batch, devices: Devices) -> None:  # noqa: B027 - likewise
         """Raises ConfigError for outputs of a batch that the layout would join, and cannot."""

@@ -28,7 +28,7 @@ from dpexp.distributed.group import ProcessGroup
 from dpexp.strategies.base import Devices, Needs, Strategy
 from dpexp.strategies.modules import Wrapper, named_parameters
 from dpexp.strategies.placed import GradientSync, Placed, Shards, full_output
-from dpexp.strategies.ranks import check_sync_batch_norm
+from dpexp.strategies.sync_batch_norm import check_sync_batch_norm
 from dpexp.tensors import map_tensors
 from dpexp.timing import Timer
 
@@ -41,10 +41,12 @@ class Custom(Strategy):
     needs = Needs(devices=False, user_code=True)
     options: CustomOptions
 
-    def parts(self, devices: Devices) -> int:
+    def row_parts(self, devices: Devices) -> int:
+        """Over ranks those of the mesh that split rows; over devices at most one for each."""
         return max(1, len(devices)) if self._function()[1] else self.group.dp_size
 
     def prepare(self, model: nn.Module, devices: Devices) -> None:
+        """Lay a copy out, where this process can. Raises ConfigError for what the function makes of it."""
         _, takes_devices = self._function()
         lays_out_here = all(device.type == "cpu" or device in accelerators() for device in devices)
         if (takes_devices and lays_out_here) or distributed.is_initialized():
@@ -53,6 +55,7 @@ class Custom(Strategy):
                 check_parameters(model, placed, self.group)
 
     def place(self, model: nn.Module, devices: Devices, timer: Timer) -> Placed:
+        """What the function makes of the model. Raises ConfigError."""
         function, takes_devices = self._function()
         used = tuple(devices or (HOST,))
         with self._where():
@@ -173,12 +176,13 @@ class CustomShards(Shards):
         self.module, self.full_shapes = module, full_shapes
 
     def full_tensor(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        """The parameter's full shape, by the module's own ``full_tensor`` if it has one."""
         by_hand = getattr(self.module, "full_tensor", None)
         full = super().full_tensor(name, tensor)
         return full if by_hand is None else by_hand(name, full)
 
     def total_norm(self, gradients: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """A parameter may be on some ranks only, as in the stages of a pipeline."""
+        """A scalar. A parameter may be on some ranks only, as in the stages of a pipeline."""
         norms = {name: float(self.norm(name, gradient)) for name, gradient in gradients.items()}
         if distributed.is_initialized():
             by_rank: list[dict[str, float]] = [{} for _ in range(distributed.get_world_size())]
@@ -187,12 +191,14 @@ class CustomShards(Shards):
         return torch.tensor(math.hypot(*norms.values()), dtype=torch.float64)
 
     def norm(self, name: str, gradient: torch.Tensor) -> torch.Tensor:
+        """A scalar, of the full gradient."""
         by_hand = getattr(self.module, "full_tensor", None)
         if by_hand is None:
             return super().norm(name, gradient)
         return tensors.norm(self.full_tensor(name, gradient))
 
     def load_full_tensor(self, name: str, tensor: torch.Tensor, value: torch.Tensor) -> None:
+        """``value`` has the full shape; the module's own ``local_tensor`` cuts the shard out."""
         by_hand = getattr(self.module, "local_tensor", None)
         super().load_full_tensor(name, tensor, value if by_hand is None else by_hand(name, value))
 
@@ -216,6 +222,7 @@ class FullOutputs(Wrapper):
         self._has_dtensors_on_host = any(mesh is not None and mesh.device_type == "cpu" for mesh in meshes)
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """Inputs and outputs ``(rows, …)`` of this rank."""
         with AttentionOfDTensors() if self._has_dtensors_on_host else nullcontext():
             outputs = self.module(*inputs, **kwargs)
         outputs = move(map_tensors(full_output, outputs), self.device)
@@ -245,6 +252,7 @@ class AttentionOfDTensors(TorchFunctionMode):
         query = args[0] if args else kwargs["query"]
         if not hasattr(query, "placements") or query.device.type != "cpu":
             return func(*args, **kwargs)
+        # DTensors take long to import
         from torch.distributed.tensor.experimental import implicit_replication
 
         with sdpa_kernel(SDPBackend.MATH), implicit_replication():

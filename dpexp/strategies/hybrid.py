@@ -42,6 +42,7 @@ class Hybrid(Replicating):
     options: HybridOptions
 
     def prepare(self, model: nn.Module, devices: Devices) -> None:
+        """Set the tables sparse or dense. Raises ConfigError for host modules that are not there, or tied."""
         super().prepare(model, devices)
         options = self.options
         hosts = matching(model, options.host, "--host")
@@ -59,6 +60,7 @@ class Hybrid(Replicating):
                 table.sparse = options.sparse
 
     def place(self, model: nn.Module, devices: Devices, timer: Timer) -> Placed:
+        """Wrap every part in its stage, in place; over ranks the whole in DistributedDataParallel."""
         hosts = matching(model, self.options.host, "--host")
         device = devices[0] if devices else HOST
 
@@ -94,6 +96,7 @@ class Stage(Wrapper):
         self.phase, self.device, self.timer = phase, device, timer
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """Inputs ``(rows, …)`` from any device; outputs on this one."""
         with self.timer.phase(self.phase, self.device):
             inputs, kwargs = move(inputs, self.device), move(kwargs, self.device)
             return self.module(*inputs, **kwargs)
@@ -107,6 +110,7 @@ class HostStage(Stage):
         self.transfer = Transfer(device, timer)
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """Inputs ``(rows, …)``; outputs on the device to which they are transferred."""
         return self.transfer(super().forward(*inputs, **kwargs))
 
 
@@ -121,6 +125,7 @@ class TableSync(GradientSync):
         self._tables, self._timer = tables, timer
 
     def backward(self, loss: torch.Tensor, batch: Batch) -> None:
+        """``loss`` is a scalar; then the mean of the tables' gradients over the ranks."""
         super().backward(loss, batch)
         with self._timer.phase("allreduce_tables", HOST):
             for name, table in self._tables.items():

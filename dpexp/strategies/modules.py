@@ -8,7 +8,7 @@ modules as the model was written: a wrapper and what it wraps share one name.
       block2: DataParallel     "block2"      (wrapper)
         module: Linear         "block2"
 
-Below the names: submodules by the patterns of options, and hooks of parameters.
+Below the names: submodules by the patterns of options.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -23,7 +23,6 @@ from torch import nn
 
 from dpexp.config.errors import ConfigError
 from dpexp.config.words import did_you_mean, listed
-from dpexp.copies import HOOKS
 from dpexp.devices import HOST, is_virtual, label, move, place, tensor_device
 from dpexp.parallel.data_parallel import DataParallel
 from dpexp.tensors import walk
@@ -65,6 +64,7 @@ class Transfer(nn.Module):
         place(self, device)
 
     def forward(self, *values: Any) -> Any:
+        """The value, or a tuple of the values, with tensors on the device."""
         with self.timer.phase("transfer", self.device):
             moved = move(values, self.device)
         return moved[0] if len(moved) == 1 else moved
@@ -145,11 +145,11 @@ def _children(name: str, module: nn.Module) -> list[tuple[str, nn.Module]]:
     inner, found = wrapped_key(module), dict[nn.Module, str]()
     for key, child in module._modules.items():
         if child is not None and child not in found:
-            found[child] = name if inner and key == inner else joined(name, key)
+            found[child] = name if inner and key == inner else child_name(name, key)
     return [(inside, child) for child, inside in found.items()]
 
 
-def joined(name: str, key: str) -> str:
+def child_name(name: str, key: str) -> str:
     """The name of what a module of this name has as ``key``."""
     return f"{name}.{key}" if name else key
 
@@ -162,16 +162,16 @@ def named_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
         for key, parameter in part._parameters.items():
             if parameter is not None and id(parameter) not in known:
                 known.add(id(parameter))
-                found[joined(name, key)] = parameter
+                found[child_name(name, key)] = parameter
         if part._modules:
             left += reversed(_children(name, part))
     return found
 
 
 def named_buffers(module: nn.Module) -> dict[str, torch.Tensor]:
-    """The buffers of a placed model, on their devices, by their names in the model as written."""
+    """{name in the model as written: buffer}, each in its own shape and on its device."""
     return {
-        joined(part.name, key): buffer.detach()
+        child_name(part.name, key): buffer.detach()
         for part in parts(module)
         if part.module._buffers
         for key, buffer in part.module.named_buffers(recurse=False)
@@ -296,21 +296,3 @@ EmbeddingTable = nn.Embedding | nn.EmbeddingBag
 def tables(module: nn.Module) -> list[EmbeddingTable]:
     """The embedding tables in a module."""
     return [part for part in module.modules() if isinstance(part, EmbeddingTable)]
-
-
-# --- hooks of parameters, which belong to the tensor: a copy, or a shard in its place, has none -----------
-
-
-def hooked_parameters(model: nn.Module) -> list[str]:
-    """The names of the parameters that have hooks."""
-    return [name for name, tensor in model.named_parameters() if any(getattr(tensor, kind) for kind in HOOKS)]
-
-
-def check_no_hooks(model: nn.Module, where: str) -> None:
-    """Raises ConfigError for a parameter with a hook, which a layout that shards it would lose."""
-    names = hooked_parameters(model)
-    if names:
-        raise ConfigError(
-            f"{where} replaces parameters by their shards, which lose the hooks of {listed(names)}: "
-            "remove the hooks (change the gradient in the module or the loss), or use another strategy"
-        )

@@ -33,6 +33,7 @@ class Place(Strategy):
     options: PlaceOptions
 
     def prepare(self, model: nn.Module, devices: Devices) -> None:
+        """Raises ConfigError for a device map that names nothing, or splits a tied parameter."""
         first = devices[0] if devices else HOST
         check_not_tied(model, self.device_map(model, devices), first, "--place")
 
@@ -58,6 +59,7 @@ class Place(Strategy):
         return found
 
     def place(self, model: nn.Module, devices: Devices, timer: Timer) -> Placed:
+        """Wrap every part for its device, and the model for its outputs, in place."""
         first = devices[0] if devices else HOST
         device_map = self.device_map(model, devices)
 
@@ -81,6 +83,7 @@ class OnDevice(Wrapper):
         self.transfer = Transfer(device, timer, first)
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """Inputs ``(rows, …)`` from any device; outputs on this one."""
         if is_elsewhere((inputs, kwargs), self.device, self.first):
             inputs, kwargs = self.transfer(inputs, kwargs)
         with running_on(self.device, None):
@@ -91,6 +94,7 @@ class Outputs(OnDevice):
     """The model, whose outputs it moves to the device, for the loss."""
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """Outputs ``(rows, …)`` on the first device."""
         with MarkResults() if is_virtual(self.device) else nullcontext():
             outputs = self.module(*inputs, **kwargs)
         return self.transfer(outputs) if is_elsewhere(outputs, self.device, self.first) else outputs

@@ -32,6 +32,7 @@ from dpexp.config.errors import ConfigError, text_of
 from dpexp.config.words import plural
 from dpexp.data.batch import Batch
 from dpexp.devices import HOST
+from dpexp.distributed.world import dimensions_of
 from dpexp.timing import Timer
 
 Loss = Callable[[Any, Any], torch.Tensor]
@@ -98,20 +99,19 @@ class Placed:
             with autocast, phase(self.forward_phase) if self.forward_phase else _NO_CONTEXT:
                 outputs = self._forward(inputs, batch)
             observer.forward_ended(outputs)
-            with self.gradient_sync.computing(batch):
-                with phase("loss", device):
-                    targets = self._moved(batch.targets, device)
-                    with autocast:
-                        value = loss(outputs, targets)
-                observer.loss_ended(value)
-                if update is None:
-                    return value
-                if value.requires_grad:
-                    with phase("backward", device):
-                        self.gradient_sync.backward(value, batch)
-                observer.backward_ended()
-                with phase("optimizer", device):
-                    update()
+            with phase("loss", device):
+                targets = self._moved(batch.targets, device)
+                with autocast:
+                    value = loss(outputs, targets)
+            observer.loss_ended(value)
+            if update is None:
+                return value
+            if value.requires_grad:
+                with phase("backward", device):
+                    self.gradient_sync.backward(value, batch)
+            observer.backward_ended()
+            with phase("optimizer", device):
+                update()
         return value.detach()
 
     def _forward(self, inputs: tuple[Any, ...], batch: Batch) -> Any:
@@ -171,19 +171,15 @@ class GradientSync:
     def __init__(self, dp_size: int = 0) -> None:
         self.dp_size = dp_size
 
-    def computing(self, batch: Batch) -> AbstractContextManager[object]:
-        """The context of everything of a step after its forward: loss, backward and optimizer."""
-        return _NO_CONTEXT
-
     def weighted(self, loss: torch.Tensor, batch: Batch) -> torch.Tensor:
-        """The loss whose gradients the ranks average."""
+        """The loss whose gradients the ranks average, a scalar as ``loss`` is."""
         weight = batch.weight * self.dp_size if self.dp_size else 1
         return loss if weight == 1 else loss * weight
 
     def backward(self, loss: torch.Tensor, batch: Batch) -> None:
         """Give every local parameter the gradient of the mean loss over the rows of the global batch.
 
-        It may communicate: every rank must call it.
+        ``loss`` is a scalar, of the rows of this rank. It may communicate: every rank must call it.
         """
         self.weighted(loss, batch).backward()  # type: ignore[no-untyped-call]
 
@@ -202,14 +198,14 @@ class Shards:
     units: Mapping[str, str] = MappingProxyType({})
 
     def full_tensor(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        """The full tensor, as in DTensor, of which this process has a shard."""
+        """The tensor in its full shape, as in DTensor, of which this process has a shard."""
         return _full(tensor.detach())
 
     def load_full_tensor(self, name: str, tensor: torch.Tensor, value: torch.Tensor) -> None:
-        """Write the full tensor ``value``, or this process's shard of it, to ``tensor``."""
+        """Write ``value``, of the full shape, or this process's shard of it, to ``tensor``."""
         to: Any = tensor.detach()
         if hasattr(to, "placements"):
-            from torch.distributed.tensor import distribute_tensor
+            from torch.distributed.tensor import distribute_tensor  # which takes long to import
 
             value, mesh = value.to(to.device), to.device_mesh
             # every rank has the value, and needs no other's
@@ -233,15 +229,13 @@ def _full(tensor: Any) -> torch.Tensor:
 
 
 def full_output(tensor: Any) -> torch.Tensor:
-    """The rows of this rank, as a plain tensor; every rank that has a part of it must call this.
+    """The rows of this rank (rows, …), as a plain tensor; every rank that has a part of it must call this.
 
     A DTensor is gathered along the dimensions of its mesh that split no rows. What functional collectives
     return has arrived: PyTorch waits only where an operator reads it, and neither a view nor a pickle does.
     """
     if hasattr(tensor, "placements"):
-        from torch.distributed.tensor import Replicate
-
-        from dpexp.distributed.world import dimensions_of
+        from torch.distributed.tensor import Replicate  # which takes long to import
 
         kept = [
             placement if dimension.splits_rows else Replicate()

@@ -1,5 +1,7 @@
 """``ddp`` and ``fsdp``: one process (rank) per device, each with its own rows of every batch.
 
+``naive.py`` has the step of ``ddp`` written out; read it first.
+
 ``ddp``: DistributedDataParallel. Each rank has the whole model, and only gradients travel, in buckets, while
 backward still computes those of earlier layers.
 
@@ -20,25 +22,23 @@ with weight 0.
 Source: Zhao et al., "PyTorch FSDP: experiences on scaling fully sharded data parallel", 2023.
 """
 
-import time
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from operator import itemgetter
-from typing import Any, cast
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import distributed, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
 from dpexp.config.errors import ConfigError
 from dpexp.config.strategy_options import DdpOptions, FsdpOptions
 from dpexp.config.words import listed
-from dpexp.devices import HOST, physical, place
+from dpexp.copies import hooked_parameters
+from dpexp.devices import HOST, place
 from dpexp.strategies.base import Devices, Needs, Strategy
-from dpexp.strategies.modules import EmbeddingTable, Wrapper, check_no_hooks, matching
+from dpexp.strategies.modules import EmbeddingTable, Wrapper, matching
 from dpexp.strategies.placed import GradientSync, Placed, Shards
+from dpexp.strategies.timed_communication import AllReduce, TimedCollective
 from dpexp.timing import Timer
 
 # --- ddp -------------------------------------------------------------------------------------------------
@@ -51,6 +51,7 @@ class Ddp(Strategy):
     options: DdpOptions
 
     def unused(self, names: Sequence[str]) -> None:
+        """Raises ConfigError unless ``--find-unused``: the all-reduce would wait for their gradients."""
         if not self.options.find_unused:
             raise ConfigError(
                 f"ddp: the loss does not depend on {listed(names)}: the all-reduce would wait for their "
@@ -58,6 +59,7 @@ class Ddp(Strategy):
             )
 
     def place(self, model: nn.Module, devices: Devices, timer: Timer) -> Placed:
+        """DistributedDataParallel around the model, on the device of this rank."""
         device = devices[0] if devices else HOST
         module = ddp_module(self.compiled(place(model, device)), device, timer, self.options)
         return Placed(module, device, device, (device,), GradientSync(self.group.dp_size), timer=timer)
@@ -101,6 +103,7 @@ class TimedDistributedDataParallel(Wrapper, DistributedDataParallel):
         self._hook: AllReduce | None = None
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """Inputs and outputs ``(rows, …)`` of this rank."""
         if self.timer.is_recording:
             if self._hook is None:
                 self._hook = AllReduce(self.device_of_rank)
@@ -124,53 +127,6 @@ class TimedDistributedDataParallel(Wrapper, DistributedDataParallel):
         self.timer.add("overlap", device, first, computed)
         for index, start, end in buckets:
             self.timer.add(f"allreduce_bucket{index}", device, start, end)
-
-
-class AllReduce:
-    """The communication hook: averages over ranks as DDP does without one, and times each bucket.
-
-    DDP's reducer holds its hook, out of the garbage collector's sight: a hook that held the module would keep
-    it, and with it the process group and gloo's threads, until after the interpreter ends.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = physical(device)
-        self._buckets: list[tuple[int, Any, Any]] = []
-        self.restart()
-
-    def restart(self) -> None:
-        """Forget the buckets; the device is idle."""
-        self._buckets, self._zero_ns, self._zero = [], time.perf_counter_ns(), self._now()
-
-    def start(self, bucket):  # type: ignore[no-untyped-def] # DDP refuses annotations as text
-        tensor = bucket.buffer().div_(distributed.get_world_size())
-        index, start, buckets = bucket.index(), self._now(), self._buckets
-        work = distributed.all_reduce(tensor, async_op=True)
-        assert work is not None
-
-        def reduced(done: Any) -> torch.Tensor:
-            buckets.append((index, start, self._now()))
-            return done.value()[0]  # type: ignore[no-any-return]
-
-        return work.get_future().then(reduced)
-
-    def times(self) -> list[tuple[int, int, int]]:
-        """(bucket, start, end) of the latest step, on ``time.perf_counter_ns``."""
-        return [
-            (index, self._ns(start), self._ns(end))
-            for index, start, end in sorted(self._buckets, key=itemgetter(0))
-        ]
-
-    def _now(self) -> Any:
-        """The host's clock; on an accelerator an event in the stream, since the host runs ahead of it."""
-        if self._device == HOST:
-            return time.perf_counter_ns()
-        event = torch.Event(self._device, enable_timing=True)
-        event.record()
-        return event
-
-    def _ns(self, moment: Any) -> int:
-        return moment if self._device == HOST else self._zero_ns + int(1e6 * self._zero.elapsed_time(moment))
 
 
 # --- fsdp ------------------------------------------------------------------------------------------------
@@ -203,8 +159,13 @@ class Fsdp(Strategy):
         ]
 
     def prepare(self, model: nn.Module, devices: Devices) -> None:
+        """Raises ConfigError for blocks, hooks, scalars and sparse tables that FSDP2 does not take."""
         self.blocks(model)
-        check_no_hooks(model, "fsdp")
+        if hooked := hooked_parameters(model):
+            raise ConfigError(
+                f"fsdp replaces parameters by their shards, which lose the hooks of {listed(hooked)}: "
+                "remove the hooks (change the gradient in the module or the loss), or use another strategy"
+            )
         scalars = [name for name, each in model.named_parameters() if not (is_lazy(each) or each.dim())]
         if scalars:
             raise ConfigError(
@@ -221,6 +182,7 @@ class Fsdp(Strategy):
             )
 
     def place(self, model: nn.Module, devices: Devices, timer: Timer) -> Placed:
+        """Shard each block, and then what is left, in place."""
         from torch.distributed.fsdp import fully_shard  # half a second, which a launcher need not wait
 
         device = devices[0] if devices else HOST
@@ -287,6 +249,7 @@ class Sharded(Placed):
     """A model whose blocks have their parameters inside of their forward and backward only."""
 
     def step(self, *args: Any, **options: Any) -> torch.Tensor:
+        """A scalar, as of ``Placed.step``. Raises RuntimeError that says what an error of FSDP2 means."""
         try:
             return super().step(*args, **options)
         except RuntimeError as error:
@@ -294,81 +257,3 @@ class Sharded(Placed):
             if not meaning:
                 raise
             raise RuntimeError(meaning) from error
-
-
-class TimedCollective:
-    """What FSDP2 calls to gather parameters, or to reduce and scatter gradients: the same, timed.
-
-    A recorded step waits for its end. Parameters are gathered before a forward and again before a backward.
-    """
-
-    def __init__(self, name: str, timer: Timer, device: torch.device) -> None:
-        self.name, self.timer, self.device = name, timer, device
-        newer, older = _COLLECTIVES[name]  # torch 2.13 has renamed them
-        self.start = getattr(distributed, newer, None) or getattr(distributed, older)
-
-    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        return torch.empty(*size, dtype=dtype, device=device)
-
-    def __call__(self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, **options: Any) -> Any:
-        is_backward = torch._C._current_graph_task_id() != -1
-        name = f"backward {self.name}" if is_backward and self.name == "all-gather" else self.name
-        with self.timer.phase(name, self.device):
-            work = self.start(output_tensor, input_tensor, **options)
-            if self.timer.is_recording and work is not None:
-                work.wait()
-        return work
-
-
-_COLLECTIVES = {
-    "all-gather": ("all_gather_single", "all_gather_into_tensor"),
-    "reduce-scatter": ("reduce_scatter_single", "reduce_scatter_tensor"),
-}
-
-
-# --- SyncBatchNorm: statistics of the rows of all ranks, which PyTorch computes on accelerators only -----
-
-
-class OneDeviceBatchNorm(_BatchNorm):
-    """Takes inputs of any number of dimensions, as SyncBatchNorm does."""
-
-    def _check_input_dim(self, input: torch.Tensor) -> None:
-        if input.dim() < 2:
-            raise ValueError(f"expected at least 2 dimensions, got {input.dim()}")
-
-
-def synchronized(model: nn.Module) -> list[str]:
-    """The names of the modules that compute statistics over all ranks."""
-    return [name for name, module in model.named_modules() if isinstance(module, nn.SyncBatchNorm)]
-
-
-def check_sync_batch_norm(model: nn.Module, device: torch.device) -> None:
-    """Raises ConfigError for a model with SyncBatchNorm whose ranks compute on the host."""
-    names = synchronized(model)
-    if names and distributed.is_initialized() and physical(device) == HOST:
-        raise ConfigError(
-            f"SyncBatchNorm ({listed(names)}) computes on accelerators only, and the ranks are on the host: "
-            "use nn.BatchNorm, of which each rank has the statistics of its rows"
-        )
-
-
-def on_one_device(model: nn.Module) -> nn.Module:
-    """The model, whose SyncBatchNorm is a plain batch norm: all rows are on one device."""
-    return _exchanged(model, nn.SyncBatchNorm, OneDeviceBatchNorm)
-
-
-@contextmanager
-def without_ranks(model: nn.Module) -> Iterator[None]:
-    """Inside, the model computes as on one device."""
-    on_one_device(model)
-    try:
-        yield
-    finally:
-        _exchanged(model, OneDeviceBatchNorm, nn.SyncBatchNorm)
-
-
-def _exchanged(model: nn.Module, kind: type[nn.Module], other: type[nn.Module]) -> nn.Module:
-    for module in model.modules():
-        if isinstance(module, kind):
-            cast(Any, module).__class__ = other
-    return model

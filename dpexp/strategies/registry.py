@@ -1,25 +1,23 @@
-"""The registry of strategies, by name: the classes that their options name."""
+"""The registry of strategies, by the names of their options."""
 
-import importlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
-from dpexp.config.strategy_options import STRATEGY_OPTIONS
 from dpexp.strategies.base import Strategy
+from dpexp.strategies.custom import Custom
+from dpexp.strategies.hybrid import Hybrid
+from dpexp.strategies.place import Place
+from dpexp.strategies.ranks import Ddp, Fsdp
+from dpexp.strategies.replicas import Block, Functional, Whole
+from dpexp.strategies.single import Single
 
-
-class _Layouts(Mapping[str, type[Strategy]]):
-    """Imports a layout when it is asked for."""
-
-    def __getitem__(self, name: str) -> type[Strategy]:
-        module, _, layout = STRATEGY_OPTIONS[name].made_by.partition(":")
-        found: type[Strategy] = getattr(importlib.import_module(module), layout)
-        return found
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(STRATEGY_OPTIONS)
-
-    def __len__(self) -> int:
-        return len(STRATEGY_OPTIONS)
-
-
-STRATEGIES: Mapping[str, type[Strategy]] = _Layouts()
+STRATEGIES: Mapping[str, type[Strategy]] = {
+    "single": Single,
+    "whole": Whole,
+    "block": Block,
+    "functional": Functional,
+    "hybrid": Hybrid,
+    "place": Place,
+    "ddp": Ddp,
+    "fsdp": Fsdp,
+    "custom": Custom,
+}

@@ -10,11 +10,11 @@ device. ``functional``: ``data_parallel(module, inputs, devices)`` of PyTorch's 
 
 PyTorch's own classes compute on accelerators, dpexp.parallel's elsewhere. Both call ``self.scatter``,
 ``self.replicate``, ``self.parallel_apply`` and ``self.gather`` in their ``forward``, so that a subclass can
-time the four and change nothing else.
+time the four and change nothing else. Autograd then adds up the gradients of the replicas.
 """
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,40 +23,17 @@ from torch import Tensor, nn
 
 from dpexp import parallel
 from dpexp.config.errors import ConfigError
-from dpexp.config.strategy_options import BlockOptions, DataParallelOptions
-from dpexp.config.words import available, plural
+from dpexp.config.strategy_options import BlockOptions
+from dpexp.config.words import plural
 from dpexp.data.batch import Batch
-from dpexp.devices import HOST, accelerators, is_autocast_enabled, is_virtual, label, place, running_on
-from dpexp.parallel.parallel_apply import share_of_threads
+from dpexp.devices import HOST, accelerators, is_autocast_enabled, is_virtual, place, running_on
 from dpexp.parallel.replicate import explained_stops
 from dpexp.parallel.scatter_gather import check_batch_sizes, is_container
 from dpexp.strategies.base import Devices, Needs, Strategy
 from dpexp.strategies.modules import Wrapper, matching
-from dpexp.strategies.placed import GradientSync, Placed
+from dpexp.strategies.placed import Placed
 from dpexp.tensors import leaves, walk
 from dpexp.timing import Timer
-
-SMALL_WORK = 1 << 24
-"""Multiplications of a replica's forward, of every input number with every parameter at most."""
-
-
-class ReplicaSync(GradientSync):
-    """Autograd adds up the gradients. After small replicas on the CPU a step has the threads of one.
-
-    Intra-op threads wait for each other in every operator. For a while after it they keep a core busy that
-    the next forward's replicas need. Sizes decide and not times, because their number can change bits.
-    """
-
-    def __init__(self, module: nn.Module, devices: Devices) -> None:
-        super().__init__()
-        self._devices = tuple(devices)
-        self._parameters = sum(parameter.numel() for parameter in module.parameters())
-        self._is_on_cpu = len(devices) > 1 and all(device.type == "cpu" for device in devices)
-
-    def computing(self, batch: Batch) -> AbstractContextManager[object]:
-        numbers = sum(tensor.numel() for tensor in walk(batch.inputs))
-        is_small = numbers * self._parameters < SMALL_WORK * len(self._devices)
-        return share_of_threads(self._devices) if self._is_on_cpu and is_small else nullcontext()
 
 
 class Replicating(Strategy):
@@ -64,13 +41,15 @@ class Replicating(Strategy):
 
     needs = Needs(devices=True, compile=False)
 
-    def parts(self, devices: Devices) -> int:
+    def row_parts(self, devices: Devices) -> int:
+        """One for each device of each rank."""
         return self.group.dp_size * max(1, len(devices))
 
     def check_rows(self, batch: Batch, devices: Devices) -> None:
-        batch.check_rows(self.parts(devices), splits_targets=self.group.dp_size > 1)
+        """Raises ConfigError, also for rows in a container that scatter does not enter."""
+        batch.check_rows(self.row_parts(devices), splits_targets=self.group.dp_size > 1)
         inputs = leaves(batch.inputs, "inputs", lambda value: not is_container(value))
-        for path, leaf in inputs if self.parts(devices) > 1 else ():
+        for path, leaf in inputs if self.row_parts(devices) > 1 else ():
             inside = () if isinstance(leaf, Tensor) else walk(leaf)
             if any(each.shape[:1] == (batch.rows,) for each in inside):
                 raise ConfigError(
@@ -80,7 +59,8 @@ class Replicating(Strategy):
                 )
 
     def check_outputs(self, outputs: Any, batch: Batch, devices: Devices) -> None:
-        for path, leaf in leaves(outputs, "outputs") if self.parts(devices) > 1 else ():
+        """Raises ConfigError for outputs with their rows in dimension 1, as ``(layers, rows, …)``."""
+        for path, leaf in leaves(outputs, "outputs") if self.row_parts(devices) > 1 else ():
             shape = tuple(leaf.shape) if isinstance(leaf, Tensor) else ()
             if shape[1:2] == (batch.rows,) and shape[0] % batch.rows:
                 raise ConfigError(
@@ -90,6 +70,7 @@ class Replicating(Strategy):
                 )
 
     def prepare(self, model: nn.Module, devices: Devices) -> None:
+        """Raises ConfigError for devices that the backend does not know."""
         uses_torch(self.backend, devices)  # raises ConfigError where it does not know the devices
 
 
@@ -133,7 +114,6 @@ class _Timed(Wrapper):
     """The four steps as phases; the base class before a DataParallel class."""
 
     timer: Timer
-    gathers_on: torch.device
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         if len(self.replica_devices) > 1:
@@ -155,7 +135,7 @@ class _Timed(Wrapper):
             return super().parallel_apply(calls, *args, **kwargs)  # type: ignore[misc]
 
     def gather(self, *args: Any, **kwargs: Any) -> Any:
-        with self.timer.phase("gather", self.gathers_on):
+        with self.timer.phase("gather", self.replica_devices[0]):
             return super().gather(*args, **kwargs)  # type: ignore[misc]
 
 
@@ -163,6 +143,7 @@ class TorchDataParallel(_Timed, nn.DataParallel[nn.Module]):
     """``torch.nn.DataParallel``, timed. Raises ValueError for tensors of which it would drop rows."""
 
     def scatter(self, inputs: Any, kwargs: Any, device_ids: Any) -> Any:
+        """Raises ValueError for different batch sizes, of which PyTorch drops rows."""
         check_batch_sizes(inputs, kwargs or {}, self.replica_devices)
         return super().scatter(inputs, kwargs, device_ids)
 
@@ -171,37 +152,19 @@ class PortableDataParallel(_Timed, parallel.DataParallel):
     """``dpexp.parallel.DataParallel``, timed."""
 
 
-def data_parallel_module(
-    module: nn.Module, devices: Devices, backend: str, timer: Timer, output: torch.device | None = None
-) -> Wrapper:
+def data_parallel_module(module: nn.Module, devices: Devices, backend: str, timer: Timer) -> Wrapper:
     """The module, which must be on devices[0], in the DataParallel class that ``--backend`` names.
 
-    Its outputs are gathered on ``output``, by default devices[0]. Without devices the wrapper calls the
-    module itself, as PyTorch's does.
+    Its outputs are gathered there. Without devices the wrapper calls the module itself, as PyTorch's does.
     """
     wrapper: _Timed
-    output = output or (devices[0] if devices else HOST)
-    gathers_on = output if devices else None
     if uses_torch(backend, devices):
-        wrapper = TorchDataParallel(module, list(devices) or None, gathers_on)
+        wrapper = TorchDataParallel(module, list(devices) or None)
     else:
-        wrapper = PortableDataParallel(module, list(devices), gathers_on)
-    wrapper.gathers_on = output
+        wrapper = PortableDataParallel(module, list(devices))
     wrapper.timer = timer
     wrapper.replica_devices = tuple(devices)
     return wrapper
-
-
-def output_device(options: DataParallelOptions, devices: Devices) -> torch.device:
-    """The device of ``--output-device``, by default the first; the host without devices.
-
-    Raises ConfigError for one that the run does not use.
-    """
-    known = {label(device): device for device in devices or (HOST,)}
-    name = options.output_device.strip() or next(iter(known))
-    if name not in known:
-        raise ConfigError(f"--output-device '{name}' is not a device of this run: {available(known)}")
-    return known[name]
 
 
 def uses_torch(backend: str, devices: Devices) -> bool:
@@ -223,29 +186,24 @@ def uses_torch(backend: str, devices: Devices) -> bool:
 class Whole(Replicating):
     """Every step copies the parameters to all devices, and splits the batch over them."""
 
-    options: DataParallelOptions
-
-    def prepare(self, model: nn.Module, devices: Devices) -> None:
-        super().prepare(model, devices)
-        output_device(self.options, devices)
-
     def place(self, model: nn.Module, devices: Devices, timer: Timer) -> Placed:
-        first, output = devices[0] if devices else HOST, output_device(self.options, devices)
-        module = self.wrapped(place(model, first), devices, timer, output)
-        used, sync = tuple(devices) or (HOST,), ReplicaSync(model, devices)
-        return Placed(module, first, output, used, sync, timer=timer, forward_phase="")
+        """DataParallel around the model, which is on the first device."""
+        first = devices[0] if devices else HOST
+        module = self.wrapped(place(model, first), devices, timer)
+        return Placed(module, first, first, tuple(devices) or (HOST,), timer=timer, forward_phase="")
 
-    def wrapped(self, model: nn.Module, devices: Devices, timer: Timer, output: torch.device) -> Wrapper:
+    def wrapped(self, model: nn.Module, devices: Devices, timer: Timer) -> Wrapper:
         """The model, which is on the first device, and computes on all."""
-        return data_parallel_module(model, devices, self.backend, timer, output)
+        return data_parallel_module(model, devices, self.backend, timer)
 
 
 class Functional(Whole):
     """Each call makes new replicas and drops them; without devices it calls the module itself."""
 
-    def wrapped(self, model: nn.Module, devices: Devices, timer: Timer, output: torch.device) -> Wrapper:
+    def wrapped(self, model: nn.Module, devices: Devices, timer: Timer) -> Wrapper:
+        """The model in a module that calls the four primitives."""
         library = nn.parallel if uses_torch(self.backend, devices) else parallel
-        return DataParallelCall(model, devices, library, timer, output)
+        return DataParallelCall(model, devices, library, timer)
 
 
 class Block(Replicating):
@@ -257,39 +215,40 @@ class Block(Replicating):
     options: BlockOptions
 
     def prepare(self, model: nn.Module, devices: Devices) -> None:
+        """Take blocks out of the DataParallel of the model. Raises ConfigError for names it does not have."""
         super().prepare(model, devices)
         for name in matching(model, self.options.block, "--block"):
             module = model.get_submodule(name)
             if isinstance(module, nn.DataParallel):
                 model.set_submodule(name, module.module)
 
-    def parts(self, devices: Devices) -> int:
+    def row_parts(self, devices: Devices) -> int:
+        """One: the model's own inputs are not split."""
         return 1  # of the model's own inputs
 
     def place(self, model: nn.Module, devices: Devices, timer: Timer) -> Placed:
+        """DataParallel around each named block, in place; all else on the first device."""
         first = devices[0] if devices else HOST
         place(model, first)
         for name in matching(model, self.options.block, "--block"):
             block = data_parallel_module(model.get_submodule(name), devices, self.backend, timer)
             model.set_submodule(name, block)
-        sync = ReplicaSync(model, devices)
-        return Placed(model, first, first, tuple(devices) or (HOST,), sync, timer=timer)
+        return Placed(model, first, first, tuple(devices) or (HOST,), timer=timer)
 
 
 class DataParallelCall(Wrapper):
-    """A module whose forward is ``data_parallel(module, inputs, devices, output)``.
+    """A module whose forward is ``data_parallel(module, inputs, devices)``.
 
     The rows of the inputs are split over the devices. ``library`` has the primitives.
     """
 
-    def __init__(
-        self, module: nn.Module, devices: Devices, library: Any, timer: Timer, output: torch.device
-    ) -> None:
+    def __init__(self, module: nn.Module, devices: Devices, library: Any, timer: Timer) -> None:
         super().__init__()
         self.module, self.replica_devices, self.library = module, tuple(devices), library
-        self.timer, self.output = timer, output
+        self.timer = timer
 
     def forward(self, *inputs: Any) -> Any:
+        """Inputs and outputs ``(batch, …)``, on the first device."""
         devices, library, phase = self.replica_devices, self.library, self.timer.phase
         if len(devices) <= 1:
             with phase("forward"), on_one_device(devices):
@@ -302,5 +261,5 @@ class DataParallelCall(Wrapper):
         with phase("parallel_apply"), explained_stops():
             calls = labelled(replicas[: len(used)], used, self.timer)
             outputs = library.parallel_apply(calls, chunks, devices=used)
-        with phase("gather", self.output):
-            return library.gather(outputs, self.output)
+        with phase("gather", devices[0]):
+            return library.gather(outputs, devices[0])

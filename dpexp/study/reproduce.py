@@ -17,14 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dpexp import live
 from dpexp.config.errors import ConfigError
+from dpexp.config.factories import gone, live_options
 from dpexp.config.names import fitted
 from dpexp.config.printable import printable_line
 from dpexp.config.process import home
 from dpexp.config.run_config import RunConfig, known_options
-from dpexp.engine.facts import file_hashes
-from dpexp.engine.references import references
+from dpexp.engine.references import file_hashes, references
 from dpexp.record.record import Record, Row
 from dpexp.record.runs import IMPORTED
 from dpexp.report.commands import command_of
@@ -51,8 +50,8 @@ def reproduce(
     if its config or data is not available here.
     """
     config = known_options(config_of(record, track=track))
-    if used := live.live_options(config):
-        raise live.gone(f"--{used[0]} of run {record.run_id}, {config[used[0]]},")
+    if used := live_options(config):
+        raise gone(f"--{used[0]} of run {record.run_id}, {config[used[0]]},")
     parsed = RunConfig.from_dict(config, where=f"record {record.run_id}")
     if not trust:
         _check_trust(record, parsed)

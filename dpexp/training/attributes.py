@@ -43,7 +43,7 @@ def attributes(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
 
     Every rank must call this.
     """
-    return {path: _copied(entry.value) for path, entry in _walk(optimizer)}
+    return {path: copied_value(entry.value) for path, entry in _walk(optimizer)}
 
 
 def write_attributes(optimizer: torch.optim.Optimizer, values: Mapping[str, Any]) -> None:
@@ -138,7 +138,8 @@ def _is_series(value: Any) -> bool:
     return isinstance(value, list | deque) and all(isinstance(each, int | float) for each in value)
 
 
-def _copied(value: Any) -> Any:
+def copied_value(value: Any) -> Any:
+    """A number or text itself, a new list, or the full tensor in new memory of the host."""
     if _is_series(value):
         return list(value)
     if not isinstance(value, torch.Tensor):

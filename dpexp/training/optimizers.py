@@ -8,7 +8,6 @@ A sparse gradient has the rows that the batch looked up. An optimizer that would
 parameters have the same optimizer, on one kind of device, one trains all of them.
 """
 
-import copy
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,27 +19,14 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from dpexp.config.errors import ConfigError, describe
-from dpexp.config.factories import Aliases, Factory
+from dpexp.config.factories import Factory
 from dpexp.config.words import listed
 from dpexp.strategies.modules import EmbeddingTable, named_parameters
 from dpexp.strategies.placed import Placed, Shards
 from dpexp.training.attributes import attributes, is_equal, write_attributes
 from dpexp.training.eager_optimizers import eager
-
-OPTIMIZERS: Aliases = {
-    "sgd": "torch.optim:SGD",
-    "momentum": "torch.optim:SGD:momentum=0.9",
-    "adam": "torch.optim:Adam",
-    "adamw": "torch.optim:AdamW",
-    "adamax": "torch.optim:Adamax",
-    "nadam": "torch.optim:NAdam",
-    "radam": "torch.optim:RAdam",
-    "adagrad": "torch.optim:Adagrad",
-    "adadelta": "torch.optim:Adadelta",
-    "rmsprop": "torch.optim:RMSprop",
-}
-FOR_SPARSE = {"sgd": "torch.optim:SGD", "adam": "torch.optim:SparseAdam", "adagrad": "torch.optim:Adagrad"}
-"""What trains tables with sparse gradients; the other optimizers change rows that a batch does not use."""
+from dpexp.training.optimizer_state import keeper
+from dpexp.training.registry import FOR_SPARSE
 
 
 class Optimizers:
@@ -280,52 +266,3 @@ def _try(choice: OptimizerChoice, gradients: Sequence[torch.Tensor]) -> None:
             text += ". dpexp calls step() without a closure, with the gradients of all rows: L-BFGS and SAM, "
             text += "which compute the loss several times, cannot be compared"
         raise ConfigError(text) from error
-
-
-# --- their state, as verification has it ---------------------------------------------------------
-
-
-def keeper(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """The one that keeps the state: a ZeroRedundancyOptimizer has it in one of its own."""
-    inner = getattr(optimizer, "optim", None)
-    return inner if isinstance(inner, torch.optim.Optimizer) else optimizer
-
-
-def full_state(optimizers: Optimizers, shards: Shards) -> dict[str, dict[str, Any]]:
-    """What the optimizers keep of each parameter, on the host; every rank must call this."""
-    return {
-        name: {key: _full(shards, name, parameter, value) for key, value in state.items()}
-        for name, parameter, state in optimizers.states()
-    }
-
-
-def _full(shards: Shards, name: str, parameter: nn.Parameter, value: Any) -> Any:
-    """The full tensor of what has the rows of the parameter. Other tensors, as counters, are no shards."""
-    if not isinstance(value, torch.Tensor):
-        return value
-    is_shard = value.dim() == parameter.dim() > 0 and len(value) == len(parameter)
-    return (shards.full_tensor(name, value) if is_shard else value.detach()).cpu()
-
-
-def groups(optimizers: Optimizers) -> list[list[dict[str, Any]]]:
-    """What the parameter groups of each optimizer have besides parameters, which its steps may change.
-
-    Numbers, texts, lists of numbers, and tensors on the host.
-    """
-    return [
-        [
-            {key: _copied(value) for key, value in group.items() if _is_plain(value)}
-            for group in each.param_groups
-        ]
-        for each in optimizers.members
-    ]
-
-
-def _copied(value: Any) -> Any:
-    return value.detach().cpu().clone() if isinstance(value, torch.Tensor) else copy.copy(value)
-
-
-def _is_plain(value: Any) -> bool:
-    if isinstance(value, list | tuple):
-        return all(isinstance(each, int | float) for each in value)
-    return type(value) is torch.Tensor or isinstance(value, int | float | str | None)

@@ -53,7 +53,7 @@ def _registered(part: nn.Module) -> set[str]:
     return {*part._parameters, *part._buffers, *part._modules}
 
 
-def eager(module: nn.Module) -> AbstractContextManager[Any]:
+def uncompiled(module: nn.Module) -> AbstractContextManager[Any]:
     """Compiled modules run as they are written: the compiler would trace the hooks."""
     return torch.compiler.set_stance("force_eager") if is_compiled(module) else nullcontext()
 

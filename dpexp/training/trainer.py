@@ -15,7 +15,8 @@ from dpexp.data.batch import Batch
 from dpexp.distributed.group import ProcessGroup
 from dpexp.strategies.modules import named_buffers, named_parameters
 from dpexp.strategies.placed import UNOBSERVED, Loss, Placed, StepObserver
-from dpexp.training.optimizers import OptimizerFactory, full_state
+from dpexp.training.optimizer_state import full_state
+from dpexp.training.optimizers import OptimizerFactory
 
 
 class Trainer:
@@ -48,7 +49,10 @@ class Trainer:
         return self.placed.step(batch, self.loss, self._update, self._autocast, observer)
 
     def update(self) -> None:
-        """The optimizers' step, unless they are to accumulate further gradients."""
+        """The optimizers' step, unless they are to accumulate further gradients.
+
+        Raises RuntimeError where it would train nothing.
+        """
         assert self.optimizers is not None
         if self._must_train and all(parameter.grad is None for parameter in self._trained):
             raise RuntimeError("no parameter that the optimizer has got a gradient: it would train nothing")
@@ -91,11 +95,11 @@ class Trainer:
         return named_parameters(self.placed.module)
 
     def buffers(self) -> dict[str, torch.Tensor]:
-        """The buffers, on their devices, by their names in the model as written."""
+        """The buffers by name in the model as written, each in its shape and on its device."""
         return named_buffers(self.placed.module)
 
     def full_parameters(self) -> dict[str, torch.Tensor]:
-        """The full tensor of each parameter that this process has a part of, by its name."""
+        """The tensor, in its full shape, of each parameter that this process has a part of, by name."""
         full = self.placed.shards.full_tensor
         return {name: full(name, parameter) for name, parameter in self.parameters().items()}
 
@@ -104,6 +108,6 @@ class Trainer:
         return full_state(self.optimizers, self.placed.shards) if self.optimizers is not None else {}
 
     def complete_parameters(self) -> dict[str, torch.Tensor]:
-        """The full parameters of all ranks, on the host."""
+        """The parameters of all ranks by name, in their full shapes, on the host."""
         on_host = {name: tensor.cpu() for name, tensor in self.full_parameters().items()}
         return self.group.complete(on_host)

@@ -2,14 +2,11 @@
 
     row 0      ids: the last one twice, padding, the first, both sides of each boundary between shards
     row 1      row 0 again, with its target
-    row 2      the next of these ids; numbers: all zero
-    row 3      the next of these ids; numbers: an outlier
-    last row   a single id throughout
+    row 2 …    the next of these ids; numbers of row 2: an outlier
+    last row   a single id throughout; numbers: all zero
 
-Ids are integers that all go into embedding tables as they are. Masks, weights and lengths stay.
+Ids are an input whose numbers all go into embedding tables as they are. Masks, weights and lengths stay.
 """
-
-from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
@@ -26,16 +23,14 @@ from torch.overrides import TorchFunctionMode
 
 from dpexp import tensors
 from dpexp.data.batch import Batch, Change
-from dpexp.strategies.ranks import without_ranks
-from dpexp.training.preserve import eager, preserved
+from dpexp.strategies.sync_batch_norm import without_ranks
+from dpexp.training.preserve import preserved, uncompiled
 from dpexp.verification.alone import alone
 
 SHARDS = sorted(range(2, 65), key=lambda count: (count.bit_count() > 1, count))
 """Into so many shards a table may be split; powers of two come first, since not all boundaries may fit in."""
 OUTLIER = 100
 """An outlier is so many times as large as the largest number of its input."""
-FEW = 4
-"""A batch of fewer rows has no rows alike: a batch norm would see nothing else."""
 
 
 def with_edge_rows(model: nn.Module, batch: Batch, shards: int = 2) -> Batch | None:
@@ -44,25 +39,32 @@ def with_edge_rows(model: nn.Module, batch: Batch, shards: int = 2) -> Batch | N
     The boundaries between so many ``shards`` come first. The model computes in its own type, and is not
     changed.
     """
-    if batch.rows < 2 or not _is_plain(batch.inputs):
+    if batch.rows < 2:
         return None
     inputs = tensors.map_tensors(lambda each: each.clone(memory_format=torch.contiguous_format), batch.inputs)
-    lookups = _Lookups(inputs, shards)
-    with preserved(model), without_ranks(model), eager(model), torch.no_grad(), alone():
+    made = given = replace(batch, inputs=inputs)
+    lookups = _Lookups()
+    with preserved(model), without_ranks(model), uncompiled(model), torch.no_grad(), alone():
         try:
             with lookups:
                 is_finite = _is_finite(model(*inputs))
         except Exception:  # of any kind: it is the user's model, which may need gradients
             return None
-        if not all(map(torch.equal, tensors.walk(inputs), tensors.walk(batch.inputs))):
-            return None  # it writes to its inputs
-        made = given = replace(batch, inputs=inputs)
-        for edit in (partial(lookups.with_edges, rows=batch.rows), _with_zero_row, _with_outlier):
-            edited = tensors.map_tensors(partial(_if_rows, edit, batch.rows), made.inputs)
-            made = _taken(model, made, replace(made, inputs=edited), is_finite)
-        if batch.rows >= FEW:
+        with_edge_ids = partial(_with_edge_ids, lookups.tables, [shards, *SHARDS])
+        for edit in (with_edge_ids, _with_outlier, _with_zeros):
+            made = _taken(model, made, _edited(made, edit), is_finite)
+        if batch.rows > 2:  # of two rows that are alike, a batch norm would see nothing else
             made = _taken(model, made, made.chosen([0, 0, *range(2, batch.rows)]), is_finite)
     return None if made is given else made
+
+
+def _edited(batch: Batch, edit: Change) -> Batch:
+    """The batch with those inputs edited that have its rows."""
+
+    def edit_rows(tensor: torch.Tensor) -> torch.Tensor:
+        return edit(tensor) if tensor.dim() and len(tensor) == batch.rows else tensor
+
+    return replace(batch, inputs=tensors.map_tensors(edit_rows, batch.inputs))
 
 
 def _taken(model: nn.Module, batch: Batch, edited: Batch, is_finite: bool) -> Batch:
@@ -75,22 +77,8 @@ def _taken(model: nn.Module, batch: Batch, edited: Batch, is_finite: bool) -> Ba
     return batch
 
 
-def _if_rows(edit: Change, rows: int, tensor: torch.Tensor) -> torch.Tensor:
-    return edit(tensor) if tensor.dim() and len(tensor) == rows else tensor
-
-
-def _is_plain(value: Any) -> bool:
-    """Whether it is made of tensors, numbers and PyTorch's own containers of them alone."""
-    if type(value) not in (tuple, list, dict):
-        return isinstance(value, torch.Tensor) or tensors.entries(value) is None
-    return all(_is_plain(entry) for _, entry in tensors.entries(value) or ())
-
-
 def _is_finite(outputs: Any) -> bool:
     return all(bool(each.isfinite().all()) for each in tensors.walk(outputs))
-
-
-# --- numbers ----------------------------------------------------------------------------------------------
 
 
 def _are_numbers(tensor: torch.Tensor) -> bool:
@@ -104,84 +92,64 @@ def _are_numbers(tensor: torch.Tensor) -> bool:
     return not are_parts and not torch.equal(tensor, tensor.round())
 
 
-def _with_zero_row(tensor: torch.Tensor) -> torch.Tensor:
-    made = tensor.clone()
-    if _are_numbers(tensor):
-        made[min(2, len(made) - 1)] = 0
-    return made
-
-
 def _with_outlier(tensor: torch.Tensor) -> torch.Tensor:
-    made = tensor.clone()
-    if _are_numbers(tensor) and len(made) >= FEW:
-        made[3] *= OUTLIER * tensor.abs().max() / made[3].abs().max().clamp(min=torch.finfo(made.dtype).tiny)
+    if len(tensor) <= 3 or not _are_numbers(tensor):
+        return tensor
+    made, largest = tensor.clone(), tensor[2].abs().max().clamp(min=torch.finfo(tensor.dtype).tiny)
+    made[2] *= OUTLIER * tensor.abs().max() / largest
     return made
 
 
-# --- ids --------------------------------------------------------------------------------------------------
+def _with_zeros(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.cat([tensor[:-1], 0 * tensor[-1:]]) if _are_numbers(tensor) else tensor
+
+
+_Table = tuple[int, int | None, torch.Tensor]
+"""The size of a table, its padding, and the ids that it looks up."""
 
 
 class _Lookups(TorchFunctionMode):
-    """What tables look up in a forward on ``inputs``: the ids, the table's rows, its padding, the table."""
+    """Inside, ``tables`` gets one for each lookup."""
 
-    def __init__(self, inputs: Any, shards: int) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self._counts = [shards, *SHARDS] if shards > 1 else SHARDS
-        self._storages = {each.untyped_storage().data_ptr() for each in tensors.walk(inputs)}
-        self._found = list[tuple[torch.Tensor, int, int | None, int]]()
+        self.tables = list[_Table]()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in (functional.embedding, functional.embedding_bag):
             given = inspect.signature(func).bind(*args, **(kwargs or {})).arguments
-            table = given["weight"]
-            self._found.append((given["input"], len(table), given.get("padding_idx"), id(table)))
+            self.tables.append((len(given["weight"]), given.get("padding_idx"), given["input"]))
         return func(*args, **(kwargs or {}))
 
-    def with_edges(self, tensor: torch.Tensor, rows: int) -> torch.Tensor:
-        """One of the inputs, with edge ids in place of others; itself where it does not have ids alone."""
-        if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool:
-            return tensor
-        tables = dict[int, tuple[int, int | None, list[torch.Tensor]]]()
-        for ids, size, padding, table in self._found:
-            tables.setdefault(table, (size, padding, []))[2].append(self._places(ids, tensor))
-        made = tensor.flatten().clone()
-        is_id = torch.zeros_like(made, dtype=torch.bool)
-        for size, padding, places in sorted(tables.values(), key=itemgetter(0), reverse=True):
-            where = torch.unique(torch.cat(places))  # the smallest table of an id comes last
-            is_id[where] = True
-            edges = _edge_ids(min(size, torch.iinfo(made.dtype).max + 1), padding, self._counts)
-            _write(made, where, where * rows // tensor.numel(), rows, edges)
-        return made.view(tensor.shape) if is_id.all() else tensor
 
-    def _places(self, ids: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
-        """Where in the flat input the ids stand: as a view of it, or as a copy of all that is in it."""
-        numbers, storage = torch.arange(tensor.numel()), ids.untyped_storage().data_ptr()
-        if storage == tensor.untyped_storage().data_ptr():
-            return numbers.as_strided(ids.shape, ids.stride(), ids.storage_offset()).flatten()
-        values = [each.flatten().long().sort().values for each in (ids, tensor)]
-        return numbers if storage not in self._storages and torch.equal(*values) else numbers[:0]
+def _with_edge_ids(tables: Sequence[_Table], counts: Sequence[int], tensor: torch.Tensor) -> torch.Tensor:
+    """Edge ids in place of others; the tensor itself where not all of it is looked up."""
+    if tensor.is_floating_point():
+        return tensor
+    made, places = tensor.flatten().clone(), torch.arange(tensor.numel())
+    row, is_id = places * len(tensor) // max(1, tensor.numel()), torch.zeros_like(places, dtype=torch.bool)
+    for size, padding, ids in sorted(
+        tables, key=itemgetter(0), reverse=True
+    ):  # the smallest table comes last
+        if ids.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr():
+            looked_up = places.as_strided(ids.shape, ids.stride(), ids.storage_offset())
+            is_own = torch.isin(places, looked_up)
+            is_id |= is_own
+            made[is_own & (row == len(tensor) - 1)] = size // 3
+            others = places[is_own & (row != 1) & (row < len(tensor) - 1)]
+            edges = torch.tensor(_edge_ids(size, padding, counts)[: len(others)], dtype=made.dtype)
+            made[others[: len(edges)]] = edges
+    return made.view(tensor.shape) if is_id.all() else tensor
 
 
-def _write(
-    ids: torch.Tensor, places: torch.Tensor, row: torch.Tensor, rows: int, edges: tuple[int, list[int]]
-) -> None:
-    """Write edge ids to these places of flat ids, which are in these rows: a single one to the last row."""
-    single, others = edges
-    if rows >= FEW:
-        ids[places[row == rows - 1]] = single
-        places = places[(row != 1) & (row != rows - 1)]
-    ids[places[: len(others)]] = torch.tensor(others, dtype=ids.dtype)[: len(places)]
-
-
-def _edge_ids(size: int, padding: int | None, counts: Sequence[int]) -> tuple[int, list[int]]:
-    """The id of the last row, and others in order: the last id twice, padding, the first id, boundaries.
-
-    ``counts`` are numbers of shards. Their size is rounded up or down.
-    """
-    found = dict.fromkeys([size - 1, size - 1 if padding is None else padding % size, 0])
-    for count in counts:
-        for rows in filter(None, (-(-size // count), size // count)):
-            for boundary in range(rows, size, rows):
-                found |= {boundary: None, boundary - 1: None}
-    single = size // 3 + (padding == size // 3 < size - 1)
-    return single, [each for each in (size - 1, *found) if each != single]
+def _edge_ids(size: int, padding: int | None, counts: Sequence[int]) -> list[int]:
+    """The last id twice, padding, the first id, and boundaries between so many shards, rounded up or down."""
+    first = [size - 1, size - 1 if padding is None else padding % size, 0]
+    boundaries = [
+        boundary - side
+        for count in counts
+        for rows in (-(-size // count), max(1, size // count))
+        for boundary in range(rows, size, rows)
+        for side in (0, 1)
+    ]
+    return [size - 1, *dict.fromkeys([*first, *boundaries])]

@@ -11,20 +11,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.utils.hooks import RemovableHandle
 
 from dpexp.data.rng import random_state
 from dpexp.distributed.group import ProcessGroup
 from dpexp.parallel.random_layers import DRAWS, is_random_layer, mark_drawing
+from dpexp.strategies.module_calls import running_calls
 from dpexp.strategies.modules import parts, wrapped_key
 from dpexp.strategies.placed import Placed
-from dpexp.training.preserve import eager
+from dpexp.training.preserve import uncompiled
 from dpexp.verification.chunks import Chunks
 from dpexp.verification.recorder import Step
 
@@ -182,33 +180,20 @@ class Draws:
 @contextmanager
 def drawing_modules(model: nn.Module) -> Iterator[Draws]:
     """The modules that draw from the host's generator, complete when the context ends."""
-    draws, inside, latest = Draws(), list[str](), [random_state()]
+    draws, latest = Draws(), [random_state()]
+    names = {
+        module: name for name, module in model.named_modules()
+    }  # with those of wrappers: see mark_drawing
 
     def look() -> None:
         state = random_state()
         if state != latest[0]:
             draws.any, latest[0] = True, state
-            draws.names.update(inside[-1:])
+            draws.names.update(names[call.part.module] for call in running[-1:])
 
-    def enter(name: str, module: nn.Module, args: Any) -> None:
+    with running_calls(model, look) as running, uncompiled(model):
+        yield draws
         look()
-        inside.append(name)
-
-    def leave(module: nn.Module, args: Any, outputs: Any) -> None:
-        look()
-        inside.pop()
-
-    handles = list[RemovableHandle]()
-    try:
-        for name, module in model.named_modules():
-            handles.append(module.register_forward_pre_hook(partial(enter, name)))
-            handles.append(module.register_forward_hook(leave))
-        with eager(model):
-            yield draws
-        look()
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def more_quiet(quiet: frozenset[str], drawing: set[str]) -> frozenset[str]:

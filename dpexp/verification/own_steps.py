@@ -17,7 +17,7 @@ from dpexp.training.preserve import is_users
 from dpexp.training.trainer import Trainer
 from dpexp.verification.chunks import Chunks
 from dpexp.verification.compare import Limits
-from dpexp.verification.diagnosis.agreement import Found
+from dpexp.verification.diagnosis.found import Found
 from dpexp.verification.diagnosis.locate import Locator
 from dpexp.verification.failure import Failure, SingleDeviceError
 from dpexp.verification.judge import Judge

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, ExitStack, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeAlias
 
 import torch
 from torch import nn
-from torch.utils.hooks import RemovableHandle
 
 from dpexp import devices, tensors
 from dpexp.config.process import rarer_garbage_collection
 from dpexp.data.batch import Batch
-from dpexp.strategies.modules import parts
+from dpexp.strategies.module_calls import ModuleCall, module_calls
 from dpexp.strategies.placed import StepEndedError, StepObserver
 from dpexp.training.trainer import Trainer
 from dpexp.verification.compare import Parts, Tensors, magnitude, parts_of
@@ -116,36 +114,27 @@ class Recorder(StepObserver):
         then, self._then = self._then, lambda: None  # which may refer to this recorder, and so keep the step
         then()
 
-    def hooks(self, order: bool = False) -> ExitStack:
-        """Record the outputs of every module until it closes; with ``order``, also that of the gradients."""
-        handles, seen, around = list[RemovableHandle](), set[nn.Module](), Counter[str]()
-        for part in parts(self._trainer.placed.module):
-            if part.module not in seen:
-                seen.add(part.module)
-                key = (part.name, around[part.name])
-                around[part.name] += 1
-                handles.append(part.module.register_forward_hook(partial(self._add_call, key)))
+    @contextmanager
+    def hooks(self, order: bool = False) -> Iterator[None]:
+        """Inside, record the outputs of every module; with ``order``, also that of the gradients."""
         parameters = self._trainer.parameters() if order else {}
-        for name, parameter in parameters.items():
-            if parameter.requires_grad:
-                finished: Any = partial(_append, self.step.order, name)
-                handles.append(parameter.register_post_accumulate_grad_hook(finished))  # type: ignore[no-untyped-call]
-        hooks = ExitStack()
-        hooks.callback(remove_all, handles)
-        return hooks
+        finished = [
+            parameter.register_post_accumulate_grad_hook(partial(_append, self.step.order, name))  # type: ignore[no-untyped-call]
+            for name, parameter in parameters.items()
+            if parameter.requires_grad
+        ]
+        try:
+            with module_calls(self._trainer.placed.module, left=self._add_call):
+                yield
+        finally:
+            for handle in finished:
+                handle.remove()
 
-    def _add_call(self, key: tuple[str, int], module: nn.Module, args: Any, outputs: Any) -> None:
-        replica = devices.current_device()[1]
-        found = [_unwrapped(tensor).detach() for tensor in tensors.walk(outputs)]
-        replicas = self.step.calls.setdefault(key, {})
-        replicas.setdefault(-1 if replica is None else replica, []).append(found)
+    def _add_call(self, call: ModuleCall) -> None:
+        outputs = [_unwrapped(tensor).detach() for tensor in tensors.walk(call.outputs)]
+        key, replica = (call.name, call.level), -1 if call.replica is None else call.replica
+        self.step.calls.setdefault(key, {}).setdefault(replica, []).append(outputs)
         self.step.modules.append(key)
-
-
-def remove_all(handles: Iterable[RemovableHandle]) -> None:
-    """Remove the hooks; an ``ExitStack`` with an entry for each takes longer."""
-    for handle in handles:
-        handle.remove()
 
 
 def fewer_collections(model: nn.Module) -> AbstractContextManager[None]:

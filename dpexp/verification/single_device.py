@@ -23,8 +23,9 @@ from dpexp.data.batch import Batch
 from dpexp.data.objective import Objective
 from dpexp.data.rng import kept_globals, random_state, set_random_state
 from dpexp.strategies.placed import Placed, StepEndedError
-from dpexp.strategies.ranks import on_one_device
-from dpexp.training.optimizers import OptimizerFactory, groups
+from dpexp.strategies.sync_batch_norm import on_one_device
+from dpexp.training.optimizer_state import groups
+from dpexp.training.optimizers import OptimizerFactory
 from dpexp.training.preserve import is_users
 from dpexp.training.trainer import Trainer
 from dpexp.verification.alone import alone

@@ -14,7 +14,7 @@ from dpexp.data.objective import Objective
 from dpexp.data.rng import random_state
 from dpexp.distributed.group import ProcessGroup
 from dpexp.strategies.placed import Shards
-from dpexp.training.optimizers import groups, keeper
+from dpexp.training.optimizer_state import groups, keeper
 from dpexp.training.trainer import Trainer
 
 

@@ -10,19 +10,20 @@ a layout that places a table otherwise, or gives a gradient to a row that nothin
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
 from dpexp import tensors
-from dpexp.copies import copied_module
+from dpexp.copies import copied_module, hooked_parameters
 from dpexp.data.batch import Batch
-from dpexp.strategies.modules import EmbeddingTable, hooked_parameters
+from dpexp.strategies.module_calls import ModuleCall, module_calls
+from dpexp.strategies.modules import EmbeddingTable
 from dpexp.training.preserve import preserved
 from dpexp.verification.alone import alone
 
@@ -36,16 +37,14 @@ EVEN = 64
 def large_tables(model: nn.Module) -> dict[str, EmbeddingTable]:
     """The large embedding tables that are used by lookups only, by name."""
     hooked = set(hooked_parameters(model))
-    owners: dict[int, int] = {}
-    for _, parameter in model.named_parameters(remove_duplicate=False):
-        owners[id(parameter)] = owners.get(id(parameter), 0) + 1
+    names = Counter(id(parameter) for _, parameter in model.named_parameters(remove_duplicate=False))
     return {
         name: part
         for name, part in model.named_modules(remove_duplicate=False)
         if type(part) in (nn.Embedding, nn.EmbeddingBag)
         and part.weight.numel() >= LARGE
         and part.max_norm is None
-        and owners[id(part.weight)] == 1
+        and names[id(part.weight)] == 1
         and f"{name}.weight".lstrip(".") not in hooked
         and name
     }
@@ -57,21 +56,23 @@ class UnknownIdError(RuntimeError):
 
 @dataclass(frozen=True)
 class Remap:
-    """A pre-hook that replaces the ids of a full table by those of the table with only these rows."""
+    """A pre-hook: replaces the ids of a full table by those of the table with only these ``rows`` (n,)."""
 
     rows: torch.Tensor
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if args:
-            return (self._remapped(args[0]), *args[1:]), kwargs
-        return args, kwargs | {"input": self._remapped(kwargs["input"])}
-
-    def _remapped(self, ids: torch.Tensor) -> torch.Tensor:
+        """The arguments of the reduced table. Raises UnknownIdError."""
+        ids = _ids(args, kwargs)
         rows = self.rows.to(ids.device)
-        found = torch.searchsorted(rows, ids.long().contiguous()).clamp(max=len(rows) - 1)
-        if not torch.equal(rows[found], ids.long()):
+        places = torch.searchsorted(rows, ids.long().contiguous()).clamp(max=len(rows) - 1)
+        if not torch.equal(rows[places], ids.long()):
             raise UnknownIdError("a forward looks up rows that the same batch did not look up before")
-        return found
+        return ((places, *args[1:]), kwargs) if args else (args, kwargs | {"input": places})
+
+
+def _ids(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+    ids: torch.Tensor = args[0] if args else kwargs["input"]
+    return ids
 
 
 def with_touched_rows(model: nn.Module, batches: Sequence[Batch]) -> tuple[nn.Module, list[str]]:
@@ -82,21 +83,23 @@ def with_touched_rows(model: nn.Module, batches: Sequence[Batch]) -> tuple[nn.Mo
     if not tables:
         return model, []
     state = torch.get_rng_state()
-    touched: dict[str, list[torch.Tensor]] = {name: [] for name in tables}
-    with _recording(tables, touched):
+    touched: dict[nn.Module, list[torch.Tensor]] = {table: [] for table in tables.values()}
+
+    def add(call: ModuleCall) -> None:
+        if call.module in touched:
+            touched[call.module].append(torch.unique(_ids(*call.inputs)))
+
+    with module_calls(model, entered=add):
         outputs = _outputs(model, batches, state)
-    rows = {name: _rows(tables[name], ids) for name, ids in touched.items()}
+    rows = {name: _rows(table, touched[table]) for name, table in tables.items()}
     chosen = {name: ids for name, ids in rows.items() if 2 * len(ids) <= len(tables[name].weight)}
     memo: dict[int, Any] = {}
     for name, ids in chosen.items():
-        memo[id(tables[name])] = _reduced(tables[name], ids)
-        memo[id(tables[name].weight)] = memo[id(tables[name])].weight
+        reduced_table = _reduced(tables[name], ids)
+        memo |= {id(tables[name]): reduced_table, id(tables[name].weight): reduced_table.weight}
     reduced = copied_module(model, memo)
-    again = _outputs(
-        reduced, batches, state
-    )  # fewer where the model uses a table in another way than by lookups
-    same = len(again) == len(outputs) and all(map(torch.equal, outputs, again))
-    if not (chosen and same):
+    again = _outputs(reduced, batches, state)  # fewer where a table is used in another way than by lookups
+    if not (chosen and len(again) == len(outputs) and all(map(torch.equal, outputs, again))):
         return model, []
     return reduced, [
         f"{name} was compared in {len(ids)} of its {len(tables[name].weight):,} rows, all that batches use"
@@ -105,25 +108,13 @@ def with_touched_rows(model: nn.Module, batches: Sequence[Batch]) -> tuple[nn.Mo
 
 
 def touched_rows(reduced: nn.Module) -> dict[str, torch.Tensor]:
-    """The ids of the rows that a reduced model has of its large tables, by the name of the parameter."""
+    """The ids, of shape (n,), of the rows that a reduced model has of large tables, by parameter."""
     return {
         f"{name}.weight": hook.rows
         for name, module in reduced.named_modules()
         for hook in module._forward_pre_hooks.values()
         if isinstance(hook, Remap)
     }
-
-
-@contextmanager
-def _recording(tables: dict[str, EmbeddingTable], touched: dict[str, list[torch.Tensor]]) -> Iterator[None]:
-    def add(ids: list[torch.Tensor], module: nn.Module, args: Any, kwargs: Any) -> None:
-        ids.append(torch.unique(args[0] if args else kwargs["input"]))
-
-    with ExitStack() as hooks:
-        for name, table in tables.items():
-            hook = partial(add, touched[name])
-            hooks.enter_context(table.register_forward_pre_hook(hook, with_kwargs=True))
-        yield
 
 
 def _outputs(model: nn.Module, batches: Sequence[Batch], state: torch.Tensor) -> list[torch.Tensor]:

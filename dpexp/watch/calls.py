@@ -70,7 +70,7 @@ class RandomState(NamedTuple):
 
 
 @dataclass(eq=False)
-class Call:
+class LoopCall:
     """One call of the model, or of the loss: ``leaves`` are the outputs of the one, arguments of the other.
 
     ``inputs`` are (args, kwargs). ``gradients`` are the loop's, by the place of the leaf; without any, no
@@ -108,7 +108,7 @@ def full(tensor: torch.Tensor) -> torch.Tensor:
     return full_output(detached.full_tensor() if hasattr(detached, "placements") else detached)
 
 
-def copied(value: Any) -> Any:
+def detached_copy(value: Any) -> Any:
     """The pytree with detached copies of its tensors."""
     return tensors.map_tensors(lambda each: each.detach().clone(), value)
 
@@ -134,7 +134,7 @@ class Hook:
 class ObservedLoss:
     """The user's loss, which is seen when it is called; everything else of it is as it was."""
 
-    def __init__(self, loss: Callable[..., Any], calls: Calls) -> None:
+    def __init__(self, loss: Callable[..., Any], calls: LoopCalls) -> None:
         self._loss, self._calls = loss, calls
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -156,7 +156,7 @@ class ObservedLoss:
         return copy.copy, (self._loss,)
 
 
-class Calls:
+class LoopCalls:
     """The calls of ``model``, and of the loss, since an optimizer stepped.
 
     While ``is_paused``, and where no gradient is recorded, none is seen. Once they have ended, the next
@@ -167,8 +167,8 @@ class Calls:
         self.is_paused, self.windows, self.strategy = False, 0, WATCH_STRATEGY
         self._takes_second, self._error = False, ""
         self._model, self._on_end, self._on_forward, self._has_ended = model, on_end, on_forward, False
-        self._of_model: list[Call] = []
-        self._of_loss: list[Call] = []
+        self._of_model: list[LoopCall] = []
+        self._of_loss: list[LoopCall] = []
         self._order, self._lock, self._thread = itertools.count(), threading.Lock(), threading.local()
         self._has_stepped = False
         self._hooks: list[Hook] = []
@@ -215,7 +215,7 @@ class Calls:
         self._of_loss = [call for call in self._of_loss if call.gradients]
 
     @property
-    def window(self) -> tuple[list[Call], list[Call]]:
+    def window(self) -> tuple[list[LoopCall], list[LoopCall]]:
         """The calls of the model and of the loss that a backward has reached, in their order."""
         return _reached(self._of_model), _reached(self._of_loss)
 
@@ -224,12 +224,12 @@ class Calls:
         """How many calls of the model were seen since the window began."""
         return len(self._of_model)
 
-    def loss_called(self, inputs: Any) -> tuple[Call | None, Any]:
+    def loss_called(self, inputs: Any) -> tuple[LoopCall | None, Any]:
         """The call, and its arguments as other tensors: the loop's also get the gradient of other uses."""
         if self.is_paused or self._has_ended or not torch.is_grad_enabled():
             return None, inputs
         kind = _kind(inputs)
-        call = Call(copied(inputs), next(self._order), Autocast.now(kind))
+        call = LoopCall(detached_copy(inputs), next(self._order), Autocast.now(kind))
         inputs = tensors.map_tensors(_alias, inputs)
         self._follow(call, inputs, self._of_loss)
         return call, inputs
@@ -257,7 +257,7 @@ class Calls:
         self._on_forward()
         self.strategy, (device, _) = strategy_of(module), devices.current_device()
         kind = _kind((args, kwargs), module.parameters())
-        call = Call(copied((args, kwargs)), next(self._order), Autocast.now(kind))
+        call = LoopCall(detached_copy((args, kwargs)), next(self._order), Autocast.now(kind))
         call.is_replica = getattr(module, "_is_replica", False)
         inputs = (each.device for each in tensors.walk(call.inputs))
         call.device = devices.label(device or next(inputs, devices.HOST))
@@ -281,7 +281,7 @@ class Calls:
             call.drawn = RandomState.now(call.autocast.kind)
             self._follow(call, outputs, self._of_model)
 
-    def _follow(self, call: Call, tree: Any, calls: list[Call]) -> None:
+    def _follow(self, call: LoopCall, tree: Any, calls: list[LoopCall]) -> None:
         leaves, known = list(tensors.walk(tree)), set[int]()
         call.wanted = [each.requires_grad for each in leaves]
         for place, each in enumerate(leaves):
@@ -291,7 +291,7 @@ class Calls:
         with self._lock:
             calls.append(call)
 
-    def _reach(self, call: Call, place: int, gradient: torch.Tensor) -> None:
+    def _reach(self, call: LoopCall, place: int, gradient: torch.Tensor) -> None:
         if self.is_paused or self._has_ended:
             return
         with self._lock:
@@ -316,5 +316,5 @@ def _alias(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.view_as(tensor) if tensor.requires_grad else tensor
 
 
-def _reached(calls: list[Call]) -> list[Call]:
+def _reached(calls: list[LoopCall]) -> list[LoopCall]:
     return sorted((call for call in calls if call.gradients), key=lambda call: call.order)

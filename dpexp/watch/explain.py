@@ -14,10 +14,14 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from dpexp.config.errors import NotComparableError
 from dpexp.config.words import plural
-from dpexp.watch.ranks import Ranks
+from dpexp.verification.compare import whole_error
+from dpexp.verification.diagnosis.fit import Fit, fit, multiple
+from dpexp.verification.diagnosis.patterns import scalings
+from dpexp.watch.ranks import LoopRanks
 
 SAMPLE = 4096
 """So many numbers of each parameter are read at most."""
@@ -37,11 +41,12 @@ class Case:
     ``columns`` are what each call of this rank should add, before clipping; ``total`` is their sum over all
     ranks. ``counted`` are the ranks whose calls count; ``residue`` is what the steps before have left. Both
     columns and residue are ``sampled``.
+
     ``rule`` is what the loss averages over, and ``are_equal`` says that the loop counts every call alike,
     where a single device does not; ``is_weighed_right``: at the loss it counts every call as one does.
     """
 
-    ranks: Ranks
+    ranks: LoopRanks
     held: Mapping[str, nn.Parameter]
     found: Tensors
     right: Tensors
@@ -74,17 +79,19 @@ def explain(case: Case) -> str:
         raise NotComparableError(
             "what a call should add is not finite, and the gradients are: the loop skips or scales the step"
         )
-    kept = _ratio(sampled(case.right), sampled(case.total), case.names)
+    clipped = multiple({name: case.right[name] for name in case.names if name in case.right}, case.total)
+    kept = (clipped.factors[0] if clipped is not None else 0.0) or 1.0
 
     def fitted(names: list[str]) -> list[Fit]:
-        return ranks.all_gather(_fit(names, columns, residue, found))
+        sides = [{name: side[name] for name in names if name in side} for side in (found, *columns, residue)]
+        return ranks.all_gather(fit(sides[0], sides[1:]))
 
     fits = fitted(case.names)
     if all(fit.apart < FITS for fit in fits):
         return _Words(case, fits, calls, kept).cause()
     if scaled := _scaled_shards(case):
         return scaled
-    wrong = [name for name in case.names if _apart(found.get(name), case.right, name) > 10 * case.limit]
+    wrong = [name for name in case.names if _error(case, name) > 10 * case.limit]
     wrong = next(filter(None, ranks.all_gather(wrong)), [])
     if not wrong:
         return "only some ranks have it"
@@ -98,32 +105,10 @@ def explain(case: Case) -> str:
     )
 
 
-@dataclass(frozen=True)
-class Fit:
-    """The factor of each call and of the residue, and how far the sum is apart."""
-
-    factors: Sequence[float]
-    residue: float
-    apart: float
-
-
-def _fit(names: Sequence[str], columns: Sequence[Tensors], residue: Tensors, found: Tensors) -> Fit:
-    like = {name: each for tensors in (*columns, found) for name, each in tensors.items() if name in names}
-    if not like:
-        return Fit([0.0] * len(columns), 0.0, 0.0)
-
-    def vector(tensors: Tensors) -> torch.Tensor:
-        return torch.cat([tensors.get(name, torch.zeros_like(each)) for name, each in like.items()])
-
-    target, matrix = vector(found), torch.stack([*map(vector, columns), vector(residue)], 1)
-    sizes = matrix.norm(dim=0).clamp_min(1e-300)
-    matrix = matrix / sizes
-    solved = torch.linalg.lstsq(matrix, target.unsqueeze(1), rcond=1e-7, driver="gelsd").solution.squeeze(1)
-    size = float(target.norm())
-    *factors, left = (solved / sizes).tolist()
-    return Fit(
-        factors, left if residue else 0.0, float((matrix @ solved - target).norm()) / size if size else 0.0
-    )
+def _error(case: Case, name: str) -> float:
+    """How far a gradient is from the right one, relative to that; a missing one is zero."""
+    right = case.right.get(name)
+    return 0.0 if right is None else whole_error(case.found.get(name, torch.zeros_like(right)), right)
 
 
 class _Words:
@@ -140,13 +125,13 @@ class _Words:
         self.case, self.fits, self.calls, self.kept, self.is_part = case, fits, calls, kept, is_part
         self.size = len(set(case.counted))
         self.micro = max((number for _, number in calls), default=0) + 1
-        self.by_rank = [[factor / kept for factor in fit.factors] for fit in fits]
+        self.by_rank = [[factor / kept for factor in fit.factors[:-1]] for fit in fits]
         self.all = [factor for of_rank in self.by_rank for factor in of_rank]
         self.most = max(map(abs, self.all), default=0.0)
 
     def cause(self) -> str:
         """One sentence."""
-        if any(abs(fit.residue) > SAME for fit in self.fits):
+        if any(abs(fit.factors[-1]) > SAME for fit in self.fits):
             return "the gradients of the step before are in it: zero_grad is missing, or comes too late"
         if not any(bool(each.any()) for each in self.case.found.values()):
             synchronized = ", or never synchronized" if self.size > 1 else ""
@@ -214,17 +199,13 @@ class _Words:
             return "they are right but for digits that were lost: by a communication hook, or a cast?"
         if self.kept < 1 - FITS and abs(times * self.kept - 1) < SAME:
             return f"it is not clipped to {clip} when the optimizer steps"
-        causes = {
-            f"the loss of each of {micro} micro-batches is not divided by {micro}": micro,
-            f"it is the sum over the {size} ranks, not their mean": size,
-            f"it is the sum over {size} ranks and {micro} micro-batches": size * micro,
-            f"it is divided by the {size} ranks once more (an all_reduce without a backward?)": 1 / size,
-            f"{micro} micro-batches are divided by {micro * micro} (twice, or too few of them)": 1 / micro,
-        }
-        fitting = [text for text, value in causes.items() if value != 1 and abs(times / value - 1) < SAME]
+        causes = scalings(size, "rank", micro)
+        fitting = [cause for cause, value in causes.items() if abs(times / value - 1) < SAME]
         if self.is_part and not fitting:
             return f"it is {times:.4g} times as large as it should be: a hook or the loop scales it"
         cause = " or ".join(fitting[: 2 if micro == size else 1]) or self._scaled_otherwise(times)
+        if size > 1 and abs(times * size - 1) < SAME:
+            cause += " (an all_reduce without a backward?)"
         those = "these gradients are" if self.is_part else "all gradients are"
         factor = f"{those} {times:.4g} times as large as they should be"
         return f"{cause}: {factor}" if cause else factor
@@ -278,29 +259,28 @@ def _passes(numbers: Sequence[int], micro: int) -> str:
 
 def _scaled_shards(case: Case) -> str:
     """Whether each rank has scaled its shard by a factor of its own."""
-    sums: dict[int, list[float]] = {}
-    for name in case.names:
-        parameter: Any = case.held[name]
-        if not hasattr(parameter, "placements") or name not in case.found or name not in case.right:
-            continue
-        owner = _owners(parameter, case.ranks.rank)
-        for rank in range(case.ranks.size):
-            a, b = (side[name][owner == rank].double() for side in (case.found, case.right))
-            of_rank = sums.setdefault(rank, [0.0, 0.0, 0.0])
-            for place, value in enumerate((a @ b, b @ b, a @ a)):
-                of_rank[place] += float(value)
-    known = {rank: each for rank, each in sums.items() if each[1]}
-    is_one = [abs(ab * ab / (bb * aa or 1) - 1) < FITS for ab, bb, aa in known.values()]
-    if len(known) < 2 or not all(is_one):
+    both = [name for name in case.names if name in case.found and name in case.right]
+    owners = {
+        name: _owners(case.held[name], case.ranks.rank) for name in both if _is_sharded(case.held[name])
+    }
+
+    def shard(tensors: Tensors, rank: int) -> Tensors:
+        return {name: tensors[name][owner == rank] for name, owner in owners.items()}
+
+    of_ranks = [multiple(shard(case.found, rank), shard(case.right, rank)) for rank in range(case.ranks.size)]
+    known = [each for each in of_ranks if each is not None]
+    if len(known) < 2 or any(each.apart**2 > FITS or not each.size for each in known):
         return ""
-    factors = ", ".join(f"{ab / bb:.3g}" for ab, bb, _ in known.values())
+    factors = ", ".join(f"{each.factors[0]:.3g}" for each in known)
     return f"clipped by each rank's own norm: each has scaled its shard (times {factors})"
+
+
+def _is_sharded(parameter: nn.Parameter) -> bool:
+    return hasattr(parameter, "placements")
 
 
 def _owners(parameter: Any, rank: int) -> torch.Tensor:
     """The rank that has each number of a DTensor."""
-    from torch.distributed.tensor import DTensor
-
     shape = {"shape": parameter.shape, "stride": parameter.stride(), "run_check": False}
     marked = torch.full_like(parameter.to_local(), float(rank))
     owner: torch.Tensor = DTensor.from_local(
@@ -310,23 +290,9 @@ def _owners(parameter: Any, rank: int) -> torch.Tensor:
 
 
 def sampled(gradients: Tensors) -> dict[str, torch.Tensor]:
-    """Some numbers of each, in float64 on the host."""
+    """Some numbers of each, as vectors in float64 on the host."""
     flat = {name: each.detach().cpu().flatten().double() for name, each in gradients.items()}
     return {name: each[:: max(1, len(each) // SAMPLE)] for name, each in flat.items()}
-
-
-def _ratio(some: Tensors, of: Tensors, names: Sequence[str]) -> float:
-    both = [name for name in names if name in some]
-    top, size = (sum(float((side[name] * of[name]).sum()) for name in both) for side in (some, of))
-    return top / size if size and top else 1.0
-
-
-def _apart(found: torch.Tensor | None, right: Tensors, name: str) -> float:
-    if name not in right:
-        return 0.0
-    expected = sampled({name: right[name]})[name]
-    found = torch.zeros_like(expected) if found is None else found
-    return float((found - expected).norm() / expected.norm().clamp_min(1e-300))
 
 
 def _is_finite(tensors: Tensors) -> bool:

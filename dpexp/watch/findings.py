@@ -10,7 +10,7 @@ from dpexp.verification.result import row_of
 
 
 @dataclass(frozen=True)
-class Finding:
+class LoopFinding:
     """The optimizer step, counted from 1, what kind of tensors differ, which, and the cause in words."""
 
     step: int
@@ -32,6 +32,6 @@ class Finding:
 class FoundError(Exception):
     """Ends the comparison of a step with a finding."""
 
-    def __init__(self, finding: Finding) -> None:
+    def __init__(self, finding: LoopFinding) -> None:
         super().__init__(str(finding))
         self.finding = finding

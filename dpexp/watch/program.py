@@ -17,14 +17,15 @@ from dpexp.config.run_config import RunConfig, config_digest
 from dpexp.config.words import shown
 from dpexp.distributed.group import ProcessGroup
 from dpexp.distributed.world import World
-from dpexp.engine.facts import environment, git, torch_environment
+from dpexp.engine.facts import environment, git
 from dpexp.engine.observations import labels, merged_device_map
+from dpexp.engine.torch_facts import torch_environment
 from dpexp.measurement.observe import device_map
 from dpexp.record.journal import WATCH_STRATEGY, now
 from dpexp.record.record import Row
 from dpexp.record.redact import redact_values
 from dpexp.strategies.placed import Placed
-from dpexp.watch.calls import Call
+from dpexp.watch.calls import LoopCall
 
 NOT_VERIFIED: Row = {
     "checked": False, "passed": None, "dtype": "", "steps": 0, "tolerance": None, "worst": None,
@@ -129,7 +130,7 @@ def on_device(rows: list[Row], device: str) -> list[Row]:
     return [{**row, "device": device} for row in rows] if device.startswith("cpu:") else rows
 
 
-def shapes(calls: Sequence[Call]) -> list[Row]:
+def shapes(calls: Sequence[LoopCall]) -> list[Row]:
     """``shapes`` of a Record: the calls on one device are those of one batch after the other."""
     used = list(dict.fromkeys(call.device for call in calls if call.is_replica))
     before: Counter[str] = Counter()

@@ -15,7 +15,6 @@ import atexit
 import os
 import sys
 import time
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -55,7 +54,6 @@ class Recording:
         self._writer = os.getpid() if journal is not None else 0
         self._config, self._dtype = Row(), ""
         self._ranks: list[str] = []
-        self._logged: list[dict[str, float]] = []
         self._failure: Row | None = None
         self._is_closed, self._flush_at = False, 0.0
 
@@ -147,7 +145,7 @@ class Recording:
         if self._is_closed:
             raise RuntimeError("the run has ended: log metrics inside its «with» block, or before close()")
         if self._is_writer and self._failure is None:
-            self._logged.append(numbers)
+            self._journal.extend({f"metrics.{name}": [value] for name, value in numbers.items()})
             self._flush_in_time()
 
     def close(self, error: BaseException | None = None) -> None:
@@ -159,7 +157,6 @@ class Recording:
         atexit.unregister(self._end_with_process)
         status = _status(error) if error is not None else "failed" if self._failure else "finished"
         row = error_row(error) if error is not None and status != "finished" else self._failure
-        self._move_logged()
         self._journal.set(status=status, ended=now(), error=row)
         try:
             self._journal.close()
@@ -194,21 +191,11 @@ class Recording:
     def _flush(self) -> None:
         """Write what is buffered; after an error nothing is written but the end."""
         if self._failure is None:
-            self._move_logged()
             try:
                 self._journal.flush()
             except JournalError as error:
                 self._failure = error_row(error)  # not the error, whose frames hold the model
                 _say(f"run {self.run_id} is recorded no further, the loop goes on: {error}")
-
-    def _move_logged(self) -> None:
-        """To the journal. A call of ``log`` itself does little, as it is in a loop."""
-        numbers, self._logged = self._logged, []
-        lists: defaultdict[str, list[float]] = defaultdict(list)
-        for each in numbers:
-            for name, value in each.items():
-                lists[name].append(value)
-        self._journal.extend({f"metrics.{name}": values for name, values in lists.items()})
 
 
 def _number(name: str, value: Any) -> float:

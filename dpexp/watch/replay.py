@@ -18,12 +18,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from dpexp import devices, tensors
 from dpexp.config.errors import NotComparableError
 from dpexp.copies import copied_module
-from dpexp.strategies.modules import joined, named_parameters, parts
+from dpexp.strategies.modules import child_name, named_parameters, parts
 from dpexp.verification.alone import alone
 from dpexp.verification.compare import Limits
 from dpexp.verification.own_steps import base_tolerance
 from dpexp.verification.rounding import OtherwiseRounded
-from dpexp.watch.calls import Call, RandomState
+from dpexp.watch.calls import LoopCall, RandomState
 
 Gradients = dict[str, torch.Tensor]
 
@@ -103,20 +103,20 @@ class Replay:
         for each in (*self.parameters.values(), *self._model.buffers()):
             each.data = each.data.new_empty(0)
 
-    def outputs(self, call: Call, draw: int | None = None) -> list[torch.Tensor]:
+    def outputs(self, call: LoopCall, draw: int | None = None) -> list[torch.Tensor]:
         """Repeat a call: the tensors among its outputs, in order."""
         with self._repeating(call, draw) as inputs:
             args, kwargs = inputs
             return list(tensors.walk(self._model(*args, **kwargs)))
 
-    def draws_alike(self, call: Call) -> bool:
+    def draws_alike(self, call: LoopCall) -> bool:
         """Whether the random numbers that a call leaves are those that the loop's has left."""
         with torch.no_grad(), self._repeating(call, None) as inputs:
             args, kwargs = inputs
             self._model(*args, **kwargs)
             return RandomState.now(call.autocast.kind) == call.drawn
 
-    def gradients_of(self, call: Call, draw: int | None = None) -> Gradients:
+    def gradients_of(self, call: LoopCall, draw: int | None = None) -> Gradients:
         """What a call makes of the loop's gradients at its outputs, if it counts once."""
         for each in self.parameters.values():
             each.grad = None
@@ -126,7 +126,7 @@ class Replay:
             each.grad = None
         return {name: (each.to_dense() if each.is_sparse else each) for name, each in found.items()}
 
-    def gradients(self, calls: Sequence[Call], draw: int | None = None) -> Gradients:
+    def gradients(self, calls: Sequence[LoopCall], draw: int | None = None) -> Gradients:
         """The sum of what the calls make, for every parameter that has a gradient."""
         trained = {name: each for name, each in self.parameters.items() if each.requires_grad}
         total = {
@@ -154,11 +154,11 @@ class Replay:
         return other
 
     @contextmanager
-    def _repeating(self, call: Call, draw: int | None) -> Iterator[Any]:
+    def _repeating(self, call: LoopCall, draw: int | None) -> Iterator[Any]:
         for part in parts(self._model):
             part.module.training = call.modes.get(part.name, part.module.training)
             for key, buffer in part.module._buffers.items():
-                kept = call.buffers.get(joined(part.name, key))
+                kept = call.buffers.get(child_name(part.name, key))
                 if buffer is not None and kept is not None:
                     buffer.data = kept.to(buffer.device, copy=True)
         inputs = tensors.map_tensors(torch.clone, call.inputs)
@@ -172,7 +172,7 @@ class Replay:
         with alone(), call.autocast.entered(), rounded(draw):
             yield inputs
 
-    def _backward(self, call: Call, draw: int | None) -> None:
+    def _backward(self, call: LoopCall, draw: int | None) -> None:
         outputs = self.outputs(call, draw)
         if draw is None and not all(map(_are_close, outputs, call.leaves)):
             raise NotComparableError(HAS_STATE)

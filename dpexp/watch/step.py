@@ -13,18 +13,19 @@ from torch import nn
 
 from dpexp import tensors
 from dpexp.config.errors import NotComparableError
+from dpexp.data.averages import ROWS, count
 from dpexp.strategies.modules import named_parameters
 from dpexp.verification.compare import Difference, Limits, noise_of, parts_of
+from dpexp.verification.diagnosis.fit import multiple
 from dpexp.verification.judge import Judge
 from dpexp.verification.rounding import DRAWS, MARGIN, largest
 from dpexp.watch import update
-from dpexp.watch.averages import ROWS, count
-from dpexp.watch.calls import Call, full
+from dpexp.watch.calls import LoopCall, full
 from dpexp.watch.explain import Case, explain, mean_of_means, sampled
-from dpexp.watch.findings import Finding, FoundError
-from dpexp.watch.ranks import Ranks
+from dpexp.watch.findings import FoundError, LoopFinding
+from dpexp.watch.ranks import LoopRanks
 from dpexp.watch.replay import HAS_STATE, Gradients, Narrowest, Replay
-from dpexp.watch.weights import Weighed, Weighing, are_alike, observed, scalar_place
+from dpexp.watch.weights import Weighed, Weighing, are_alike, loss_of_all_rows, scalar_place
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -50,7 +51,7 @@ class Options:
 
 
 @dataclass
-class Step:
+class LoopStep:
     """The reference of step ``number``, for all its optimizers.
 
     Every rank must call every method. They raise FoundError for what a single device computes otherwise, and
@@ -61,11 +62,11 @@ class Step:
     number: int
     model: nn.Module
     options: Options
-    ranks: Ranks
+    ranks: LoopRanks
     replay: Replay
     judge: Judge
-    calls: Sequence[Call]
-    losses: Sequence[Call]
+    calls: Sequence[LoopCall]
+    losses: Sequence[LoopCall]
     residue: Tensors
     warnings: dict[str, None]
     weighed: Weighed | None = None
@@ -102,7 +103,7 @@ class Step:
             self.weighed = weighing.weigh(self.calls, self.losses, self.counted)
             self._check_loss(self.weighed)
         losses = self.calls if self.options.loss is None else self.losses
-        self.loss = observed(losses, self.weighed, self.ranks, self.counted)
+        self.loss = loss_of_all_rows(losses, self.weighed, self.ranks, self.counted)
         rows = self.ranks.all_gather(sum(int(count(ROWS, call.inputs)) for call in self.calls))
         self.samples = sum(rows[rank] for rank in set(self.counted))
         self.expected = self._sum()
@@ -283,8 +284,10 @@ class Step:
             self.of_loop = self._sum()
             for call, factor in zip(self.calls, own, strict=True):
                 call.factor = factor
-        near, of_loop = (_direction_apart(self.found, each, right) for each in (self.expected, self.of_loop))
-        if all(self.ranks.all_gather(of_loop < 0.5 * near)):
+        found = {name: each for name, each in self.found.items() if name in right}
+        near, of_loop = multiple(found, self.expected), multiple(found, self.of_loop)
+        is_loops = near is not None and of_loop is not None and of_loop.left < 0.5 * near.left
+        if all(self.ranks.all_gather(is_loops)):
             times = [each / mean for each in factors]
             ranks = len(set(self.counted))
             cause = mean_of_means(times, ranks, weighed.rule, weighed.are_equal)
@@ -345,18 +348,14 @@ class Step:
 
     def _scale(self, right: Tensors) -> float:
         """Without a loss the scale is the loop's: one for all gradients."""
-        both = [name for name in right if name in self.found]
-        size = sum(float((right[name].double() ** 2).sum()) for name in both)
-        top = sum(
-            float((right[name].double() * self.found[name].to(right[name]).double()).sum()) for name in both
-        )
-        return self.ranks.all_gather(top / size if size else 1.0)[0]
+        fitted = multiple(self.found, right)
+        return self.ranks.all_gather(1.0 if fitted is None else fitted.factors[0])[0]
 
     def _warn(self, text: str) -> None:
         self.warnings[text] = None
 
     def _raise(self, kind: str, what: str, cause: str, worst: Difference | None = None) -> None:
-        raise FoundError(Finding(self.number, kind, what, cause, worst))
+        raise FoundError(LoopFinding(self.number, kind, what, cause, worst))
 
 
 def _by_name(of_calls: Sequence[Sequence[torch.Tensor]]) -> dict[str, torch.Tensor]:
@@ -369,18 +368,6 @@ def _by_name(of_calls: Sequence[Sequence[torch.Tensor]]) -> dict[str, torch.Tens
 
 def _as(expected: Tensors, found: Tensors) -> dict[str, torch.Tensor]:
     return {name: each.to(found[name].dtype) if name in found else each for name, each in expected.items()}
-
-
-def _direction_apart(found: Tensors, expected: Tensors, names: Tensors) -> float:
-    both = [name for name in names if name in found and name in expected]
-    if not both:
-        return math.inf
-    a, b = (
-        torch.cat([side[name].detach().cpu().double().flatten() for name in both])
-        for side in (found, expected)
-    )
-    size = float(b @ b)
-    return float((a - (a @ b) / size * b).norm()) if size else math.inf
 
 
 def _splits_layers(model: nn.Module) -> bool:

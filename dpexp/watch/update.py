@@ -15,7 +15,7 @@ from dpexp.config.errors import NotComparableError
 from dpexp.watch.calls import full
 from dpexp.watch.replay import rounded
 
-State = dict[str, dict[str, Any]]
+OptimizerState = dict[str, dict[str, Any]]
 _PLAIN = (int, float, str, tuple, torch.dtype, type(None))
 
 
@@ -24,7 +24,7 @@ class Before:
     """What an optimizer is about to step from: full tensors by name, and its parameter groups."""
 
     parameters: Mapping[str, torch.Tensor]
-    state: State
+    state: OptimizerState
     groups: Sequence[Mapping[str, Any]]
 
     @classmethod
@@ -39,7 +39,7 @@ class Before:
         return cls(parameters, state_of(optimizer, held), groups)
 
 
-def state_of(optimizer: torch.optim.Optimizer, held: Mapping[str, nn.Parameter]) -> State:
+def state_of(optimizer: torch.optim.Optimizer, held: Mapping[str, nn.Parameter]) -> OptimizerState:
     """Copies of what the optimizer keeps of each parameter, by name; every rank must call this."""
 
     def of(value: Any) -> Any:

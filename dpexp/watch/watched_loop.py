@@ -19,14 +19,14 @@ from dpexp.strategies.modules import named_parameters
 from dpexp.verification.compare import Difference, Limits
 from dpexp.verification.judge import Judge
 from dpexp.verification.result import KINDS, row_of
-from dpexp.watch.calls import Calls, Hook, ObservedLoss, full
+from dpexp.watch.calls import Hook, LoopCalls, ObservedLoss, full
 from dpexp.watch.explain import sampled
-from dpexp.watch.findings import Finding, FoundError
+from dpexp.watch.findings import FoundError, LoopFinding
 from dpexp.watch.program import shapes
-from dpexp.watch.ranks import Ranks
+from dpexp.watch.ranks import LoopRanks
 from dpexp.watch.recording import Recording
 from dpexp.watch.replay import Replay
-from dpexp.watch.step import Options, Step, digests, held_by
+from dpexp.watch.step import LoopStep, Options, digests, held_by
 from dpexp.watch.unchanged import unchanged
 
 _watched: weakref.WeakSet[WatchedLoop] = weakref.WeakSet()
@@ -49,19 +49,19 @@ class WatchedLoop:
         replay: Replay,
     ) -> None:
         self.loss = options.loss
-        self.findings: list[Finding] = []
+        self.findings: list[LoopFinding] = []
         self.warnings: dict[str, None] = {}
         self.note, self.steps, self.seconds = "", 0, 0.0
         self._model, self._options, self._wanted, self._raises = model, options, steps, raises
         self._at_once = steps
         self._recording, self._replay = recording, replay
         self._written: weakref.WeakSet[nn.Parameter] = weakref.WeakSet(model.parameters())
-        self._calls = Calls(model, self._remove, self._forget_step)
+        self._calls = LoopCalls(model, self._remove, self._forget_step)
         if options.loss is not None:
             self.loss = ObservedLoss(options.loss, self._calls)
         is_initialized = torch.distributed.is_available() and torch.distributed.is_initialized()
-        self._ranks = Ranks() if is_initialized else None  # every rank is here; at a step one may not be
-        self._step: Step | None = None
+        self._ranks = LoopRanks() if is_initialized else None  # every rank is here; at a step one may not be
+        self._step: LoopStep | None = None
         self._residue: dict[str, torch.Tensor] = {}
         self._held: set[str] = set()
         self._stepping: torch.optim.Optimizer | None = None
@@ -218,7 +218,7 @@ class WatchedLoop:
         if any(self._ranks.all_gather(any(bool(each.any()) for each in gradients))):
             cause = "zero_grad is missing, or step is called twice"
             what = "it steps again with the same gradients, without a backward of the model"
-            raise FoundError(Finding(self.steps, "optimizer", what, cause))
+            raise FoundError(LoopFinding(self.steps, "optimizer", what, cause))
 
     def _complete(self, optimizer: torch.optim.Optimizer, held: Mapping[str, nn.Parameter]) -> None:
         """Compare the update, after the optimizer's step."""
@@ -234,16 +234,16 @@ class WatchedLoop:
         if self.steps >= self._wanted:
             self._end()
 
-    def _new_step(self, optimizer: torch.optim.Optimizer) -> Step:
+    def _new_step(self, optimizer: torch.optim.Optimizer) -> LoopStep:
         if self._ranks is None:
-            self._ranks = Ranks()
+            self._ranks = LoopRanks()
         ranks = self._ranks
         ranks.meet()
         ranks.together(self._calls.check)
-        judge = self._judge = self._judge or Judge(Limits(0.0), ranks.group)
+        judge = self._judge = self._judge or Judge(Limits(0.0), ranks)
         calls, losses = self._calls.window
         number, replay, residue = self.steps + 1, self._replay, self._residue
-        step = Step(
+        step = LoopStep(
             number, self._model, self._options, ranks, replay, judge, calls, losses, residue, self.warnings
         )
         step.is_scaled = self._is_scaled
@@ -252,14 +252,14 @@ class WatchedLoop:
             rows = shapes(calls)
             replicas = list(dict.fromkeys(row["device"] for row in rows if row["scope"] == "replica"))[1:]
             self._recording.laid_out(
-                self._model, ranks.group, self._calls.strategy, replicas, optimizer=type(optimizer).__name__
+                self._model, ranks, self._calls.strategy, replicas, optimizer=type(optimizer).__name__
             )
-            self._recording.shapes(rows, ranks.group)
+            self._recording.shapes(rows, ranks)
         step.begin()
         self._was_clipped |= step.was_clipped
         return step
 
-    def _check_initial(self, ranks: Ranks) -> None:
+    def _check_initial(self, ranks: LoopRanks) -> None:
         """Warn of ranks that were watched with other weights, where training does not start from rank 0's."""
         is_meta = any(each.is_meta for each in self._replay.parameters.values())
         if any(ranks.all_gather(is_meta)):
@@ -277,7 +277,7 @@ class WatchedLoop:
         if held & set(self._written) and not held & set(self._model.parameters()):
             cause = "it was made before the layout replaced them: it trains nothing of this model"
             raise FoundError(
-                Finding(self.steps + 1, "optimizer", "it holds no parameter of the model", cause)
+                LoopFinding(self.steps + 1, "optimizer", "it holds no parameter of the model", cause)
             )
 
     @contextmanager
@@ -328,7 +328,7 @@ class WatchedLoop:
                 what = (
                     f"{plural(self._other_steps, 'step')} of optimizers that hold no parameter of the model"
                 )
-                self.findings.append(Finding(1, "optimizer", what, "it trains nothing of this model"))
+                self.findings.append(LoopFinding(1, "optimizer", what, "it trains nothing of this model"))
             else:
                 self.note = (
                     f"{plural(self._calls.count, 'call')} of the model and no step of its optimizer: "
@@ -362,7 +362,7 @@ class WatchedLoop:
             "cause": str(finding) if finding is not None else "",
         }
 
-    def _record(self, step: Step) -> None:
+    def _record(self, step: LoopStep) -> None:
         now = time.perf_counter()
         started = self._started or min((call.begun for call in step.calls), default=now)
         spent = self.seconds + now - self._entered

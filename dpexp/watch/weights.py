@@ -1,7 +1,7 @@
 """Weights: how many times as much the loop counts each call as the loss of all rows of all ranks does.
 
 The gradient that the loop brings to the loss's arguments is compared with that of the loss of all rows: their
-ratio is the factor of the call. What a call counts in the loss of all rows is measured (``averages``), or the
+ratio is the factor of the call. What a call counts in the loss of all rows is measured (``halves``), or the
 user's ``weight`` says it, or the rows of all calls are joined to one batch.
 """
 
@@ -18,10 +18,12 @@ from torch import nn
 from dpexp import devices, tensors
 from dpexp.config.errors import NotComparableError
 from dpexp.copies import copied_module
+from dpexp.data.averages import SUM, Rule, count
+from dpexp.data.halves import rules
 from dpexp.verification.alone import alone
-from dpexp.watch.averages import Rule, count, rules
-from dpexp.watch.calls import Call
-from dpexp.watch.ranks import Ranks
+from dpexp.verification.diagnosis.fit import multiple
+from dpexp.watch.calls import LoopCall
+from dpexp.watch.ranks import LoopRanks
 from dpexp.watch.replay import Replay
 
 APART = 1e-4
@@ -47,10 +49,12 @@ class Weighed:
 class Weighing:
     """``loss`` is the user's, or None where it is inside the model."""
 
-    def __init__(self, loss: Callable[..., Any] | None, weight: Any, ranks: Ranks, replay: Replay) -> None:
+    def __init__(
+        self, loss: Callable[..., Any] | None, weight: Any, ranks: LoopRanks, replay: Replay
+    ) -> None:
         self._loss, self._weight, self._ranks, self._replay = loss, weight, ranks, replay
 
-    def weigh(self, calls: Sequence[Call], losses: Sequence[Call], counted: Sequence[int]) -> Weighed:
+    def weigh(self, calls: Sequence[LoopCall], losses: Sequence[LoopCall], counted: Sequence[int]) -> Weighed:
         """Set the factor of every call; every rank must call this. Raises NotComparableError."""
         own = calls if self._loss is None else losses
         if not any(self._ranks.all_gather(bool(own))):
@@ -85,7 +89,7 @@ class Weighing:
         are_equal = are_alike(weights) and not are_alike(factors)
         return Weighed(factors, are_equal, shares, rule, max(of_rank for *_, of_rank in by_rank))
 
-    def _complete(self, own: Sequence[Call]) -> None:
+    def _complete(self, own: Sequence[LoopCall]) -> None:
         """A loss without a gradient has the factor of the others."""
         by_rank = self._ranks.all_gather([call.factor for call in own])
         known = [each for of_rank in by_rank for each in of_rank if math.isfinite(each) and each]
@@ -95,7 +99,7 @@ class Weighing:
 
     # --- what each call counts ---
 
-    def _shares(self, own: Sequence[Call], counted: Sequence[int]) -> tuple[list[float] | None, str]:
+    def _shares(self, own: Sequence[LoopCall], counted: Sequence[int]) -> tuple[list[float] | None, str]:
         """What each call counts in the loss of all rows; None where only the loss itself says it."""
         if callable(self._weight):
             weight, rule = self._weight, "weights"
@@ -114,13 +118,13 @@ class Weighing:
             if found is None:  # it depends on other rows, or has weights of its own
                 return None, ""
             rule = " ".join(found).strip()
-            if found[0] == "sum":
+            if found == SUM:
                 return [1.0] * len(own), rule
             counts = [count(found, call.inputs) for call in own]
         total = sum(sum(self._ranks.all_gather(counts)[rank]) for rank in set(counted))
         return [each / total for each in counts] if total else [0.0] * len(counts), rule
 
-    def _measured(self, own: Sequence[Call]) -> Rule | None:
+    def _measured(self, own: Sequence[LoopCall]) -> Rule | None:
         """The rule that fits all calls best."""
 
         def measured() -> list[dict[Rule, float] | None]:
@@ -131,7 +135,7 @@ class Weighing:
         fitting = set[Rule].intersection(*map(set, known)) if known else set()
         return min(fitting, key=lambda rule: (max(each[rule] for each in known), rule), default=None)
 
-    def _value(self, call: Call) -> Callable[[Any], float]:
+    def _value(self, call: LoopCall) -> Callable[[Any], float]:
         """The loss as a function of inputs, on the host, where labels that it does not know raise."""
         loss = self._loss
         if loss is None:
@@ -155,7 +159,7 @@ class Weighing:
     # --- the gradient of the loss of all rows ---
 
     def _gradients(
-        self, losses: Sequence[Call], shares: Sequence[float] | None, counted: Sequence[int]
+        self, losses: Sequence[LoopCall], shares: Sequence[float] | None, counted: Sequence[int]
     ) -> list[dict[int, torch.Tensor]]:
         """At the arguments of each call of this rank, of the loss of all rows."""
         ranks = self._ranks
@@ -170,7 +174,7 @@ class Weighing:
         found = ranks.together(lambda: self._of(together, 1.0) if together else [])
         return found[first : first + len(losses)]
 
-    def _of(self, calls: Sequence[Call], scale: float) -> list[dict[int, torch.Tensor]]:
+    def _of(self, calls: Sequence[LoopCall], scale: float) -> list[dict[int, torch.Tensor]]:
         """At the arguments of each of the calls, of the loss of their rows together, times ``scale``."""
         assert self._loss is not None
         leaves = [[each.clone() for each in tensors.walk(call.inputs)] for call in calls]
@@ -179,7 +183,7 @@ class Weighing:
                 each.requires_grad_(wanted)
         trees = [_with_leaves(call.inputs, of_call) for call, of_call in zip(calls, leaves, strict=True)]
         try:
-            args, kwargs = trees[0] if len(trees) == 1 else tensors.joined(trees)
+            args, kwargs = trees[0] if len(trees) == 1 else tensors.concatenated(trees, of_batches=True)
         except ValueError as error:
             raise NotComparableError(
                 f"{error} among the loss's arguments of the calls: state weight="
@@ -204,13 +208,15 @@ def are_alike(numbers: Sequence[float]) -> bool:
     return bool(numbers) and max(numbers) - min(numbers) < 1e-3 * max(map(abs, numbers))
 
 
-def scalar_place(call: Call) -> int | None:
+def scalar_place(call: LoopCall) -> int | None:
     """Which of the outputs is the loss: the first scalar that the loop differentiated."""
     places = (place for place, each in enumerate(call.leaves) if each.dim() == 0 and place in call.gradients)
     return next(places, None)
 
 
-def observed(losses: Sequence[Call], weighed: Weighed | None, ranks: Ranks, counted: Sequence[int]) -> float:
+def loss_of_all_rows(
+    losses: Sequence[LoopCall], weighed: Weighed | None, ranks: LoopRanks, counted: Sequence[int]
+) -> float:
     """The loss of all rows, as observed; the mean of the calls where their shares are not known."""
     values = [_value_of(call) for call in losses]
     shares = weighed.shares if weighed is not None else None
@@ -220,35 +226,26 @@ def observed(losses: Sequence[Call], weighed: Weighed | None, ranks: Ranks, coun
     return sum(found) if shares is not None else sum(found) / max(1, len(found))
 
 
-def _value_of(call: Call) -> float:
+def _value_of(call: LoopCall) -> float:
     if call.value is not None:
         return float(call.value) if call.value.numel() == 1 else math.nan
     place = scalar_place(call)
     return math.nan if place is None else float(call.leaves[place])
 
 
-def _plain(call: Call) -> Call:
+def _plain(call: LoopCall) -> LoopCall:
     """What another rank needs to compute the loss of a call."""
-    return Call(devices.move(call.inputs, devices.HOST), call.order, call.autocast, wanted=call.wanted)
+    return LoopCall(devices.move(call.inputs, devices.HOST), call.order, call.autocast, wanted=call.wanted)
 
 
-def _set_factor(call: Call, expected: dict[int, torch.Tensor]) -> float:
+def _set_factor(call: LoopCall, expected: dict[int, torch.Tensor]) -> float:
     """How far the loop's gradient is from any multiple of the expected one; sets the call's factor."""
-    places = [place for place in expected if place in call.gradients]
-    call.factor = math.nan
-    if not places:
+    call.factor, fitted = math.nan, multiple(call.gradients, expected)
+    if fitted is None:
         return 0.0
-    a, b = (
-        torch.cat([side[place].detach().cpu().double().flatten() for place in places])
-        for side in (call.gradients, expected)
-    )
-    size = float(b @ b)
-    if not size:
-        return 0.0
-    call.factor = float(a @ b) / size
-    apart = float((a - call.factor * b).norm()) / max(float(a.norm()), 1e-300)
-    eps = max(torch.finfo(expected[place].dtype).eps for place in places)
-    return apart if apart > max(100 * eps, APART) else 0.0
+    (call.factor,) = fitted.factors
+    eps = max(torch.finfo(each.dtype).eps for place, each in expected.items() if place in call.gradients)
+    return fitted.apart if fitted.apart > max(100 * eps, APART) else 0.0
 
 
 def _with_leaves(tree: Any, leaves: Sequence[torch.Tensor]) -> Any:

@@ -97,10 +97,10 @@ def test_an_option_beats_the_environment_beats_the_file_beats_the_default(tmp_pa
 
 def test_an_empty_variable_is_unset(tmp_path: Path) -> None:
     file = tmp_path / "config.toml"
-    file.write_text('output_device = "cpu:1"\n')
-    assert config_of("whole", DPEXP_OUTPUT_DEVICE="")["output_device"] == ""
-    assert config_of("whole", "--config", str(file), DPEXP_OUTPUT_DEVICE="")["output_device"] == "cpu:1"
-    assert config_of("whole", "--output-device", "cpu:2", "--config", str(file))["output_device"] == "cpu:2"
+    file.write_text('run_name = "one"\n')
+    assert config_of("whole", DPEXP_RUN_NAME="")["run_name"] == ""
+    assert config_of("whole", "--config", str(file), DPEXP_RUN_NAME="")["run_name"] == "one"
+    assert config_of("whole", "--run-name", "two", "--config", str(file))["run_name"] == "two"
 
 
 def test_a_list_in_the_environment_is_split_at_spaces() -> None:

@@ -75,8 +75,6 @@ CASES = [
     bad("whole --devices gpu", "--devices 'gpu': use auto, cpu, a number, or names like cuda:0,cuda:1"),
     bad("whole --virtual 2 --backend torch", "--backend torch", "--backend portable does"),
     bad("single --virtual 2", "--virtual gives 2 devices and single uses one: write --virtual 1", "whole"),
-    bad("whole --virtual 2 --output-device cpu:2", "--output-device 'cpu:2'", "there are cpu:0, cpu:1"),
-    done("whole --virtual 3 --output-device cpu:2", "results on cpu:2"),
     done("whole --virtual 8 --batch-size 3 --full",
          "Every batch (3 rows) runs on 3 of 8 devices: 5 idle meanwhile"),
     # names of submodules

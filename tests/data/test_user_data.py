@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import named
 from helpers.invariants import broken
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_sequence, pad_packed_sequence
@@ -29,8 +28,9 @@ from torch.utils.data import (
 )
 
 import dpexp
-from dpexp import live
 from dpexp.config.errors import ConfigError
+from dpexp.config.factories import Factory
+from dpexp.data import registry
 from dpexp.data.stream import Stream
 from dpexp.data.user_batch import as_batch
 from dpexp.data.user_data import OwnBatches, UserSource
@@ -42,9 +42,8 @@ SHORT: dict[str, Any] = {"warmup": 1, "phase_steps": 1, "track": False, "quiet":
 
 
 def source(value: Any) -> UserSource:
-    """The source of live data."""
-    with live.named({"data": value}) as names:
-        found = named.source(names["data"])
+    """The source of data that a program gave."""
+    found = registry.source(Factory("--data", "dpexp.live:data", live=value))
     assert isinstance(found, UserSource)
     return found
 

@@ -27,7 +27,8 @@ from helpers.launching import (
 from helpers.servers import free_port
 from helpers.tracking_processes import wait_until_gone
 
-from dpexp.distributed.launch import Job, launch
+from dpexp.distributed.job import Job
+from dpexp.distributed.launch import launch
 from dpexp.record.record import Record
 
 SHORT = ("--steps", "2", "--warmup", "0", "--phase-steps", "1", "--json")

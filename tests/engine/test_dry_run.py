@@ -107,7 +107,7 @@ def test_the_real_model_is_not_changed() -> None:
 
 PLANNED: list[tuple[str, dict[str, Any], list[str]]] = [
     ("single", {}, ["cuda:0"]),
-    ("whole", {"output_device": "cuda:1"}, ["cuda:0", "cuda:1"]),
+    ("whole", {}, ["cuda:0", "cuda:1"]),
     ("block", {}, ["cuda:0", "cuda:1"]),
     ("hybrid", {}, ["cpu", "cuda:0", "cuda:1"]),
     ("place", {"place": ["block1=cuda:1"]}, ["cuda:0", "cuda:1"]),
@@ -197,7 +197,7 @@ class Rotates(Model):
     ("strategy", "options"),
     [
         ("single", {"virtual": 1}),
-        ("whole", {"virtual": 2, "output_device": "cpu:1"}),
+        ("whole", {"virtual": 2}),
         ("functional", {"virtual": 2, "check": False}),
         ("block", {"virtual": 2, "block": ("head",)}),
         ("hybrid", {"virtual": 1, "host": ("first",)}),

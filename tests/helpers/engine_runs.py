@@ -14,6 +14,7 @@ from dpexp.engine.passes import execute
 from dpexp.engine.prepare import prepare
 from dpexp.engine.prepared import Prepared
 from dpexp.engine.progress import ProgressBar
+from dpexp.engine.run_globals import run_globals
 from dpexp.record.journal import Journal, NullJournal
 from dpexp.record.record import Record
 
@@ -22,14 +23,15 @@ def recorded(
     home: Path, config: RunConfig, run_id: str = "run", *, group: ProcessGroup | None = None
 ) -> Record:
     """The Record of a run; on a rank of the group that is not the first, an empty one."""
-    prepared = prepare(config, group=group)
-    if not prepared.group.is_first:
-        execute(prepared, NullJournal(), ProgressBar(hidden=True))
-        return Record()
-    with Journal(home / "runs", run_id) as journal:
-        journal.set(run_facts(config, prepared))
-        execute(prepared, journal, ProgressBar(hidden=True))
-        journal.set(status="finished")
+    with run_globals(config):
+        prepared = prepare(config, group=group)
+        if not prepared.group.is_first:
+            execute(prepared, NullJournal(), ProgressBar(hidden=True))
+            return Record()
+        with Journal(home / "runs", run_id) as journal:
+            journal.set(run_facts(config, prepared))
+            execute(prepared, journal, ProgressBar(hidden=True))
+            journal.set(status="finished")
     return Record.load(journal.folder)
 
 

@@ -190,7 +190,7 @@ def judged(group: ProcessGroup, word: str) -> dict[str, Any]:
     }
     prepared = prepare(RunConfig.from_dict(options | LAYOUTS[layout]), group=group)
     if bugs:
-        prepared.strategy = planted(prepared.strategy, bugs[0])
+        prepared = replace(prepared, strategy=planted(prepared.strategy, bugs[0]))
     return ended(prepared)
 
 

@@ -6,7 +6,7 @@ from torch import nn
 from dpexp import devices
 from dpexp.config.run_config import RunConfig
 from dpexp.data.batch import Batch
-from dpexp.measurement.observe import EPOCH_LIMIT, device_map, observe, observed
+from dpexp.measurement.observe import EPOCH_LIMIT, device_map, observe, observed_batches
 from dpexp.strategies.placed import Placed
 from dpexp.strategies.registry import STRATEGIES
 from dpexp.timing import Timer
@@ -29,23 +29,20 @@ def test_the_model_is_not_changed() -> None:
     model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3), nn.Dropout(0.5))
     placed = whole(model, 2)
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    random = torch.get_rng_state()
-    observe(placed, [batch_of(torch.randn(8, 3))], nn.functional.mse_loss)
+    batch, random = batch_of(torch.randn(8, 3)), torch.get_rng_state()
+    observe(placed, [batch], nn.functional.mse_loss)
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
-    assert torch.equal(random, torch.get_rng_state()) is False  # torch.randn above
-    random = torch.get_rng_state()
-    observe(placed, [batch_of(torch.ones(8, 3))], nn.functional.mse_loss)
     assert torch.equal(random, torch.get_rng_state())
     assert not any(part._forward_hooks for part in placed.module.modules())
 
 
 def test_a_long_epoch_is_observed_by_its_first_batches_and_its_last() -> None:
     batches = [batch_of(torch.zeros(4, 2))] * EPOCH_LIMIT + [batch_of(torch.zeros(3, 2))]
-    numbers = observed(EPOCH_LIMIT + 51)
+    numbers = observed_batches(EPOCH_LIMIT + 51)
     rows = observe(single(nn.Linear(2, 2)), batches, nn.functional.mse_loss, numbers)
     assert [row["batch"] for row in rows] == [*range(EPOCH_LIMIT), EPOCH_LIMIT + 50] == numbers
     assert rows[-1]["inputs"] == [[3, 2]]
-    assert observed(EPOCH_LIMIT) == [*range(EPOCH_LIMIT)]
+    assert observed_batches(EPOCH_LIMIT) == [*range(EPOCH_LIMIT)]
 
 
 def test_a_module_called_twice_has_two_rows() -> None:

@@ -60,23 +60,14 @@ def test_several_inputs_numbers_and_keyword_arguments() -> None:
     def forward(a: Any, b: Any, factor: float, c: Any = None) -> Any:
         return factor * (a * b if c is None else a * b + c)
 
-    module = Call(forward)
-    a, b = (torch.randn(5, 5, dtype=DOUBLE, requires_grad=True) for _ in range(2))
-    c = torch.randn(5, 5, dtype=DOUBLE)
-    for kwargs in ({}, {"c": c}):
-        a.grad = b.grad = None
-        module(a, b, 0.3, **kwargs).sum().backward()
-        wanted = [a.grad.clone(), b.grad.clone()]
+    a, b = inputs = [torch.randn(5, 5, dtype=DOUBLE, requires_grad=True) for _ in range(2)]
+    for kwargs in ({}, {"c": torch.randn(5, 5, dtype=DOUBLE)}):
+        expected = forward(a, b, 0.3, **kwargs)
+        wanted = torch.autograd.grad(expected.sum(), inputs)
         for devices in (virtual(2), virtual(2)[::-1], virtual(1)):
-            for run in (
-                lambda d=devices, k=kwargs: data_parallel(module, (a, b, 0.3), d, module_kwargs=k),
-                lambda d=devices, k=kwargs: DataParallel(Call(forward), d)(a, b, 0.3, **k),
-            ):
-                a.grad = b.grad = None
-                out = run()
-                torch.testing.assert_close(out, module(a, b, 0.3, **kwargs), **EXACT)
-                out.sum().backward()
-                torch.testing.assert_close([a.grad, b.grad], wanted, **EXACT)
+            assert_same(Call(forward), a, b, 0.3, devices=devices, **kwargs)
+            found = DataParallel(Call(forward), devices)(a, b, 0.3, **kwargs)
+            torch.testing.assert_close(torch.autograd.grad(found.sum(), inputs), wanted, **EXACT)
 
 
 def test_a_module_without_arguments_runs_once_on_the_first_device() -> None:
@@ -111,17 +102,18 @@ class Twice(nn.Module):
 
 
 class Scale(nn.Module):
-    """A parameter in a dict, a buffer, a frozen parameter, and one that is not used."""
+    """A parameter in a dict, a buffer, a frozen parameter, one of integers, and one that is not used."""
 
     def __init__(self) -> None:
         super().__init__()
         self.by_name = nn.ParameterDict({"scale": torch.randn(6)})
         self.frozen = nn.Parameter(torch.randn(6), requires_grad=False)
         self.spare = nn.Parameter(torch.randn(6))
+        self.order = nn.Parameter(torch.arange(6), requires_grad=False)
         self.register_buffer("shift", torch.randn(6))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x * self.by_name["scale"] + self.shift * self.frozen
+        return x * self.by_name["scale"] + (self.shift * self.frozen)[self.order]
 
 
 @pytest.mark.parametrize(("rows", "count"), [(1, 2), (9, 8), (9, 1)])

@@ -60,13 +60,6 @@ def test_replica_0_aliases_the_module_and_the_others_are_copies() -> None:
         assert mine.device.type == copy.device.type == "cpu"
 
 
-def test_gradients_of_all_replicas_add_up() -> None:
-    layer = nn.Linear(2, 1, bias=False)
-    replicas = replicate(layer, virtual(3))
-    sum(replica.weight.sum() * (i + 1) for i, replica in enumerate(replicas)).backward()
-    assert torch.equal(layer.weight.grad, torch.full((1, 2), 6.0))
-
-
 @pytest.mark.parametrize("sparse", [True, False])
 def test_sparse_gradients_of_many_replicas_stay_sparse_unless_one_is_dense(sparse: bool) -> None:
     table = nn.Embedding(5, 2, sparse=True)
@@ -190,13 +183,3 @@ def test_recurrent_layers_use_the_weights_of_the_replica() -> None:
             return self.rnn(x)[0]
 
     same(Last().double(), torch.randn(7, 2, 3, dtype=torch.double))
-
-
-def test_frozen_and_integer_parameters_are_copied_without_gradient() -> None:
-    net = nn.Linear(2, 2)
-    net.weight.requires_grad_(False)
-    net.index = nn.Parameter(torch.tensor([1, 0]), requires_grad=False)
-    for replica in replicate(net, virtual(2)):
-        assert not replica.weight.requires_grad
-        assert replica.index.dtype == torch.long
-        assert replica.bias.requires_grad

@@ -1,6 +1,6 @@
 """scatter and gather: chunks, containers, gradients, and errors instead of lost rows."""
 
-from collections import OrderedDict, defaultdict, namedtuple
+from collections import OrderedDict, namedtuple
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,11 +58,6 @@ def test_a_write_into_a_chunk_does_not_change_the_batch() -> None:
     assert torch.equal(x, torch.ones(4, 2))
     hidden = torch.ones(4, 2, requires_grad=True) * 2
     torch.cat([chunk.relu_() for chunk in scatter(hidden, virtual(2))]).sum().backward()
-
-
-def test_a_defaultdict_stays_one() -> None:
-    (chunk,) = scatter([defaultdict(list, b=X)], virtual(1))[0]
-    assert (type(chunk), chunk.default_factory) == (defaultdict, list)
 
 
 def test_non_tensors_go_to_every_device_by_reference() -> None:

@@ -1,6 +1,7 @@
 """Ranks that compute their own rows: outputs that stay their own, and steps whose phases are timed."""
 
 from contextlib import nullcontext
+from copy import deepcopy
 from itertools import islice
 from typing import Any
 
@@ -14,6 +15,7 @@ from dpexp.config.run_config import RunConfig
 from dpexp.devices import HOST
 from dpexp.distributed.group import ProcessGroup
 from dpexp.engine.prepare import prepare
+from dpexp.strategies.naive import naive_step
 from dpexp.strategies.placed import full_output
 from dpexp.timing import Timer
 
@@ -53,6 +55,19 @@ def timed(group: ProcessGroup, strategy: str) -> float:
     return max(float((trained[0][name] - tensor).abs().max()) for name, tensor in trained[1].items())
 
 
+def naive(group: ProcessGroup) -> float:
+    """How far the naive step over ranks is from ddp, after batches that the ranks cannot split evenly."""
+    prepared = prepare(RunConfig("ddp", model="blocks", batch_size=9, lr=0.1), group=group)
+    model, loss = deepcopy(prepared.model), prepared.data.objective.loss
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    trainer = prepared.trainer(prepared.strategy.place(prepared.model, prepared.selection.used, Timer()))
+    for batch in islice(prepared.batches(0), 3):
+        naive_step(model, loss, optimizer, batch.inputs[0], batch.targets)
+        trainer.step(prepared.part(batch))
+    trained = trainer.complete_parameters()
+    return max(float((trained[name] - tensor).abs().max()) for name, tensor in model.named_parameters())
+
+
 def refused(group: ProcessGroup, layout: str) -> str:
     """Why SyncBatchNorm, in the model or made by a layout, is refused on the host before a run begins."""
     model, function = (
@@ -79,10 +94,12 @@ def test_ranks_compute_their_rows() -> None:
         "refused:custom",
         "of_rows",
         "of_columns",
+        "naive",
         *(f"timed:{strategy}" for strategy in strategies),
     )
     for strategy in strategies:
         assert max(found[f"timed:{strategy}"]) < 1e-14, strategy
+    assert found["naive"] == [0.0, 0.0], "to the bit"
     assert found["of_rows"] == [[[0, 1], [2, 3]], [[4, 5], [6, 7]]], "each rank's own, for its own targets"
     assert found["of_columns"] == [[[0, 1], [2, 3], [4, 5], [6, 7]]] * 2, "all columns of the same rows"
     for layout, name in (("ddp", "middle"), ("custom", "1")):

@@ -15,7 +15,6 @@ from dpexp.data.batch import Batch
 from dpexp.engine.prepare import prepare
 from dpexp.measurement.observe import device_map, observe
 from dpexp.record.record import Row
-from dpexp.strategies import replicas
 from dpexp.strategies.modules import Wrapper, matching, named_parameters, parts
 from dpexp.strategies.placed import Placed
 from dpexp.strategies.registry import STRATEGIES
@@ -302,33 +301,6 @@ def test_wrappers_do_not_change_the_names_of_modules() -> None:
     plain = named.build("blocks")
     assert set(named_parameters(placed.module)) == {name for name, _ in plain.named_parameters()}
     assert {part.name for part in parts(placed.module)} == {name for name, _ in plain.named_modules()}
-
-
-@pytest.mark.parametrize(("count", "is_small", "threads"), [(3, True, 2), (3, False, 6), (1, True, 6)])
-def test_loss_and_backward_of_small_virtual_replicas_have_the_intraop_threads_of_one(
-    count: int, is_small: bool, threads: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(replicas, "SMALL_WORK", 10**9 if is_small else 1)
-    prepared = prepare(RunConfig("whole", virtual=count, threads=6))
-    try:
-        used = prepared.selection.used
-        placed = prepared.strategy.place(prepared.model, used, Timer(used))
-        found: list[int] = []
-        parameter = next(placed.module.parameters())
-        parameter.register_hook(lambda _: found.append(torch.get_num_threads()))
-        loss = prepared.data.objective.loss
-        monkeypatch.setattr(
-            type(prepared.data.objective),
-            "loss",
-            lambda *args: found.append(torch.get_num_threads()) or loss(*args[1:]),
-        )
-        trainer, batch = prepared.trainer(placed), next(prepared.local_batches(0))
-        trainer.step(batch)
-        with placed.timer.step():
-            trainer.step(batch)
-        assert (found, torch.get_num_threads()) == ([threads] * 4, 6)
-    finally:
-        prepared.release()
 
 
 @pytest.mark.gpu

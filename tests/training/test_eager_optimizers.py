@@ -14,7 +14,7 @@ RUNS = f"""
 import sys
 sys.path.insert(0, {str(ROOT)!r})
 import dpexp
-from dpexp.training.optimizers import FOR_SPARSE, OPTIMIZERS
+from dpexp.training.registry import FOR_SPARSE, OPTIMIZERS
 short = dict(steps=2, warmup=1, clip_norm=1.0, track=False, quiet=True)
 for name in OPTIMIZERS:
     assert dpexp.run("whole", optimizer=name, virtual=2, **short).status == "finished"

@@ -15,13 +15,13 @@ import dpexp
 from dpexp import devices
 from dpexp.config.errors import ConfigError
 from dpexp.config.run_config import RunConfig
+from dpexp.copies import hooked_parameters
 from dpexp.engine.prepare import prepare
 from dpexp.engine.prepared import Prepared
 from dpexp.engine.verify import batches, row, verify
 from dpexp.measurement.observe import observe
 from dpexp.report.verification import unreached
 from dpexp.strategies.base import Strategy
-from dpexp.strategies.modules import hooked_parameters
 from dpexp.strategies.placed import Placed, Shards
 from dpexp.strategies.registry import STRATEGIES
 from dpexp.timing import Timer

@@ -19,7 +19,7 @@ import dpexp
 from dpexp.config.run_config import RunConfig
 from dpexp.distributed.group import ProcessGroup
 from dpexp.engine.prepare import prepare
-from dpexp.verification.diagnosis.agreement import Agreement, Found
+from dpexp.verification.diagnosis.found import Found, located
 
 # --- models, losses and optimizers ----------------------------------------------------------------------
 
@@ -381,14 +381,13 @@ def test_a_layout_is_verified_or_says_what_is_wrong(name: str) -> None:
 
 def agreed(group: ProcessGroup) -> list[str]:
     """Rank 1 raises before its second gathering; afterwards all are together again."""
-    ranks = Agreement(group)
 
-    def part() -> Found:
-        ranks.all_gather(lambda: 0)
-        return Found(str(ranks.all_gather(lambda: 1 // (1 - group.rank))))
+    def search() -> Found:
+        group.together(lambda: 0)
+        return Found(str(group.together(lambda: 1 // (1 - group.rank))))
 
-    parts = {"the first module": part, "the next": lambda: Found("found")}
-    return [ranks.found(what, find).text for what, find in parts.items()]
+    searches = {"the first module": search, "the next": lambda: Found("found")}
+    return [located(what, each).text for what, each in searches.items()]
 
 
 def test_an_error_while_ranks_locate_a_difference_is_described_by_all() -> None:

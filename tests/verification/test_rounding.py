@@ -1,5 +1,6 @@
 """Rounding: float32 inside a forward, and operators without float64, are judged by a single device."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -20,9 +21,7 @@ DEVICES = [torch.device("cpu", index) for index in range(3)]
 
 
 def verified(model: nn.Module, strategy: str = "whole") -> Result:
-    prepared = prepare(RunConfig(strategy, virtual=3))
-    prepared.model = model
-    return verify(prepared)
+    return verify(replace(prepare(RunConfig(strategy, virtual=3)), model=model))
 
 
 @pytest.mark.parametrize("strategy", ["whole", "functional"])

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.planted import on_host
+from helpers.planted import Planted, on_host
 from torch import nn
 
 from dpexp.config.run_config import RunConfig
@@ -14,9 +14,7 @@ from dpexp.data.batch import Batch
 from dpexp.engine.prepare import prepare
 from dpexp.engine.prepared import Prepared
 from dpexp.engine.verify import verify
-from dpexp.strategies.hybrid import Hybrid
 from dpexp.strategies.placed import Placed
-from dpexp.timing import Timer
 from dpexp.verification import touched_rows
 from dpexp.verification.touched_rows import large_tables, with_touched_rows
 
@@ -134,43 +132,25 @@ def test_other_rows_in_eval_mode_are_compared_in_the_full_table() -> None:
     assert "was compared in" not in "; ".join(result.notes)
 
 
-class WrongBackward(nn.Module):
-    """The rows' gradients reach the rows next to them."""
-
-    def __init__(self, table: nn.Embedding) -> None:
-        super().__init__()
-        self.weight, self.table = table.weight, (table,)
-
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        ((ids,), _) = next(iter(self.table[0]._forward_pre_hooks.values()))(self, (ids,), {})
-        wrong = nn.functional.embedding((ids + 1) % len(self.weight), self.weight)
-        return wrong + (nn.functional.embedding(ids, self.weight) - wrong).detach()
-
-
-class Wrong(Hybrid):
-    def place(self, model: nn.Module, devices: Any, timer: Timer) -> Placed:
-        model.embedding = WrongBackward(model.embedding)  # type: ignore[arg-type]
+def test_a_wrong_backward_is_found_in_the_touched_rows() -> None:
+    def shifted(model: Any) -> Placed:
+        model.embedding.weight.register_hook(lambda gradient: gradient.roll(1, 0))
         return on_host(model)
 
-
-def test_a_wrong_backward_is_found_in_the_touched_rows() -> None:
-    prepared = hybrid()
-    result = verify(replace(prepared, strategy=Wrong(prepared.strategy.options)))
-    assert not result.passed
-    assert "embedding.weight" in result.cause
-
-
-class PlacedWrong(Hybrid):
-    def place(self, model: nn.Module, devices: Any, timer: Timer) -> Placed:
-        with torch.no_grad():
-            model.embedding.weight[-1, 0] += 1e-3  # type: ignore[union-attr, index]
-        return super().place(model, devices, timer)
+    result = verify(replace(hybrid(), strategy=Planted(place_wrong=shifted)))
+    assert "embedding was compared in" in "; ".join(result.notes)
+    assert "gradients (embedding.weight) differ" in result.cause
 
 
 def test_a_table_that_is_placed_wrong_is_found_in_rows_that_nothing_looks_up() -> None:
+    def changed(model: Any) -> Placed:
+        with torch.no_grad():
+            model.embedding.weight[-1, 0] += 1e-3
+        return on_host(model)
+
     prepared = hybrid()
     assert list(large_tables(prepared.model)) == ["embedding"]
-    result = verify(replace(prepared, strategy=PlacedWrong(prepared.strategy.options)))
+    result = verify(replace(prepared, strategy=Planted(place_wrong=changed)))
     assert "parameters (embedding.weight) differ" in result.cause
 
 

@@ -124,7 +124,7 @@ wrong(
         seeded(), layout=DistributedDataParallel, micro=2, batch=alike, share=lambda number: 1.0
     ),
 )
-wrong("it is the sum over the 2 ranks", gradients_summed_by_hand=lambda: by_hand(micro=3, divisor=1))
+wrong("a sum over 2 ranks instead of the mean", gradients_summed_by_hand=lambda: by_hand(micro=3, divisor=1))
 
 
 @wrong("differs between ranks before the step", "were not seeded alike")

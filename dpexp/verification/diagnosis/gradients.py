@@ -16,7 +16,7 @@ from dpexp.config.words import listed
 from dpexp.strategies.modules import parts
 from dpexp.verification.compare import Difference, Tensors, magnitude, parts_of, worst
 from dpexp.verification.diagnosis import patterns
-from dpexp.verification.diagnosis.agreement import Agreement, Found
+from dpexp.verification.diagnosis.found import Found
 from dpexp.verification.failure import Failure
 from dpexp.verification.take import Take
 
@@ -32,17 +32,16 @@ _Shape: TypeAlias = tuple[str, bool]
 class FirstGradient:
     """Every rank must make one and call ``find``."""
 
-    def __init__(self, sides: Take, failure: Failure, ranks: Agreement) -> None:
+    def __init__(self, sides: Take, failure: Failure) -> None:
         self.sides, self.failure, self.group, self.limits = sides, failure, sides.group, sides.judge.limits
         self.found, self.expected = failure.found.gradients, failure.expected.gradients
-        self._ranks = ranks
 
     def find(self) -> Found:
         """The first parameter in backward order whose gradient differs, and what that looks like."""
         if not self.expected:
             return Found()
         apart: dict[str, Difference] = {}
-        for of_rank in self._ranks.all_gather(self._judged):
+        for of_rank in self.group.all_gather(self.group.together(self._judged)):
             apart |= {name: worst([each, apart.get(name, each)]) for name, each in of_rank.items()}
         wrong = {name: each.error for name, each in apart.items() if each.ratio > 1}
         least = BESIDE * min(1.0, max(wrong.values(), default=0.0))
@@ -62,7 +61,7 @@ class FirstGradient:
 
     def _pattern(self, names: Sequence[str]) -> str:
         """What the gradients look like on each rank, in one text."""
-        shapes = self._ranks.all_gather(lambda: self._shape(names))
+        shapes = self.group.all_gather(self.group.together(lambda: self._shape(names)))
         if self.group.dp_size > 1 and all(is_own for _, is_own in self.group.one_of_each_dp_rank(shapes)):
             why = self._of_ddp(names)
             return f"each rank has the gradient of its own rows: the sum over ranks is missing{why}"
@@ -112,7 +111,7 @@ class FirstGradient:
 
     def _adds_up(self, name: str, ranks: Sequence[int], divisor: int) -> bool:
         """Whether the sum of the gradients of these ranks, which differ, is so many times the right one."""
-        found, expected = self._ranks.all_gather(lambda: self.found.get(name)), self.expected.get(name)
+        found, expected = self.group.all_gather(self.found.get(name)), self.expected.get(name)
         terms = [term for rank in ranks if (term := found[rank]) is not None]
         if expected is None or [term.shape for term in terms] != [expected.shape] * len(ranks):
             return False

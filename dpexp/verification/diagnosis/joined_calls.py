@@ -37,7 +37,7 @@ def joined_call(
     calls: int,
     wanted: Outputs,
 ) -> list[torch.Tensor] | None:
-    """The outputs of a call, of all replicas and ranks together; None where they cannot be joined."""
+    """The outputs ``(rows, …)`` of a call in all replicas and ranks; None where they cannot be joined."""
     parts: list[list[Outputs]] = []  # of the rows; of each the outputs of its ranks
     for ranks in ranks_by_dp_rank:
         made = [each for rank in ranks for _, each in sorted(by_rank[rank].get(key, {}).items())]

@@ -15,13 +15,13 @@ from torch import nn
 
 from dpexp.config.words import plural, shown
 from dpexp.data.halves import no_mean_over_rows
-from dpexp.training.optimizers import groups
+from dpexp.training.optimizer_state import groups
 from dpexp.verification.alone import alone
 from dpexp.verification.compare import Tensors, distance
 from dpexp.verification.diagnosis import patterns
-from dpexp.verification.diagnosis.agreement import Agreement, Found
+from dpexp.verification.diagnosis.found import Found, located
 from dpexp.verification.diagnosis.gradients import FirstGradient
-from dpexp.verification.diagnosis.modules import FirstModule
+from dpexp.verification.diagnosis.modules import first_module
 from dpexp.verification.failure import Failure
 from dpexp.verification.take import OF_OPTIMIZER, Take
 
@@ -34,8 +34,7 @@ class Locator:
 
     def __init__(self, sides: Take, failure: Failure, model: nn.Module) -> None:
         self.sides, self.failure, self.model = sides, failure, model
-        self.group, self.limits = sides.group, sides.judge.limits
-        self._ranks = Agreement(sides.group)
+        self.group = sides.group
 
     def find(self) -> Found:
         """One message: what differs in which step, the first module, the first parameter, and the pattern.
@@ -46,18 +45,14 @@ class Locator:
         if self.failure.text:
             return Found(self.failure.text, _owner(failed.tensor))
         if failed.kind in ("buffers", *OF_OPTIMIZER):
-            reason = self._ranks.found("the reason", lambda: Found(self._of_tensor()))
+            reason = located("the reason", lambda: Found(self._of_tensor()))
             return Found(": ".join(filter(None, (start, reason.text))), _owner(failed.tensor))
-        module = self._ranks.found(
-            "the first module", FirstModule(self.sides, self.failure, self._ranks).find
-        )
-        gradient = self._ranks.found(
-            "the first gradient", FirstGradient(self.sides, self.failure, self._ranks).find
-        )
-        located = [module, gradient] if module.is_sure else [gradient, module]
-        hint = self.failure.hint or self._ranks.found("the loss", lambda: Found(self._of_loss())).text
-        text = "; ".join(filter(None, (start, *(each.text for each in located), hint)))
-        return Found(text, next((each.module for each in located if each.module is not None), ""))
+        module = located("the first module", lambda: first_module(self.sides, self.failure))
+        gradient = located("the first gradient", FirstGradient(self.sides, self.failure).find)
+        begins = [module, gradient] if module.is_sure else [gradient, module]
+        hint = self.failure.hint or located("the loss", lambda: Found(self._of_loss())).text
+        text = "; ".join(filter(None, (start, *(each.text for each in begins), hint)))
+        return Found(text, next((each.module for each in begins if each.module is not None), ""))
 
     def _difference(self) -> str:
         """What differs in which step."""
@@ -97,7 +92,7 @@ class Locator:
                 tensor in before and distance(found[tensor], before[tensor]) == 0 if tensor in found else None
             )
 
-        by_rank = self._ranks.all_gather(stale)
+        by_rank = self.group.all_gather(self.group.together(stale))
         if all(each is None for each in by_rank):
             return "it is missing in the layout"
         if any(by_rank):
@@ -110,7 +105,8 @@ class Locator:
         layout, before = self.sides.layout, self.failure.before
         optimizer = f"the optimizer ({layout.optimizers})"
         expected = self.sides.single.trainer.full_parameters()
-        found = self._ranks.all_gather(lambda: self._measured_update(layout.parameters(), expected, before))
+        own = self.group.together(lambda: self._measured_update(layout.parameters(), expected, before))
+        found: list[_Update] = self.group.all_gather(own)
         for factors in zip(*(each.factors for each in found), strict=True):
             if None in factors or all(patterns.is_close(factor, 1) for factor in factors):
                 continue
@@ -169,7 +165,7 @@ def _updates(
     parameters: Mapping[str, nn.Parameter], expected: Tensors, before: Tensors
 ) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
     """What a step has added to this rank's part of each parameter, and what it should have."""
-    from torch.distributed.tensor import DTensor, distribute_tensor
+    from torch.distributed.tensor import DTensor, distribute_tensor  # it takes long to import
 
     pairs = dict[str, tuple[torch.Tensor, torch.Tensor]]()
     for name, parameter in parameters.items():

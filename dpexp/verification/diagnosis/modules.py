@@ -6,82 +6,85 @@ a difference inside is by design, or has no effect, and what is surer is said be
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import islice
+from typing import NamedTuple
 
 import torch
 
 from dpexp import tensors
 from dpexp.verification.compare import whole_error
 from dpexp.verification.diagnosis import patterns
-from dpexp.verification.diagnosis.agreement import Agreement, Found
+from dpexp.verification.diagnosis.found import Found
 from dpexp.verification.diagnosis.gradients import BESIDE
 from dpexp.verification.diagnosis.joined_calls import Key, Outputs, joined_call, local_calls
 from dpexp.verification.failure import Failure
-from dpexp.verification.recorder import Calls, widened
+from dpexp.verification.recorder import Calls, Step, widened
 from dpexp.verification.take import Take
 
 
-class FirstModule:
-    """Every rank must make one and call ``find``."""
+class _Output(NamedTuple):
+    """The outputs of a call that both sides have made: of a module, or of a wrapper around it."""
 
-    def __init__(self, sides: Take, failure: Failure, ranks: Agreement) -> None:
-        self.failure, self.group, self.limits = failure, sides.group, sides.judge.limits
-        self._ranks = ranks
-        error = failure.worst.error
-        self._limit = max(min(failure.worst.limit, error / 2), BESIDE * min(1.0, error))
+    name: str
+    is_wrapper: bool
+    found: Outputs
+    expected: Outputs
 
-    def find(self) -> Found:
-        """The first module in forward order whose output differs."""
-        rows, calls = self.group.rows(self.failure.batch.rows), self.failure.found.calls
-        by_rank = self._ranks.all_gather(lambda: local_calls(calls) if rows.stop > rows.start else {})
-        wrong, right = self._judged_modules(by_rank)
-        if not wrong:
-            return Found()
-        sure = [number for number, name in wrong.items() if not _around(name) & right]
-        key, found, wanted = next(islice(self._outputs(by_rank), (sure or [*wrong])[0], None))
-        text = self._describe_module(key, by_rank, found, wanted)
-        text += "" if sure else " (that of a module around it is right)"
-        return Found(text, key[0], bool(sure))
+    def differing(self, limit: float) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """The first found and expected tensor that are further apart."""
+        pairs = zip(self.found, self.expected, strict=True)
+        return next((pair for pair in pairs if whole_error(*pair) > limit), None)
 
-    def _judged_modules(self, by_rank: Sequence[Calls]) -> tuple[dict[int, str], set[str]]:
-        """The numbers and names of calls whose outputs differ, and the modules with none of these."""
-        called, wrong = set[str](), dict[int, str]()
-        for number, (key, found, wanted) in enumerate(self._outputs(by_rank)):
-            called.add(key[0])
-            if any(whole_error(*pair) > self._limit for pair in zip(found, wanted, strict=True)):
-                wrong[number] = key[0]
-        return wrong, called - set(wrong.values())
 
-    def _outputs(self, by_rank: Sequence[Calls]) -> Iterator[tuple[Key, Outputs, Outputs]]:
-        """The outputs of each call that both sides have made, in forward order: found and expected."""
-        expected, counts = self.failure.expected, Counter[Key]()
-        together = self.group.mesh.ranks_by_dp_rank
-        for key in expected.modules:
-            of_chunks = [calls for _, calls in sorted(expected.calls[key].items())]
-            calls = min(map(len, of_chunks))
-            if counts[key] >= calls:
-                continue  # of another chunk
-            chunks = [each[counts[key]] for each in of_chunks]
-            wanted = chunks[0] if len(chunks) == 1 else tensors.concatenated(chunks)
-            for found_key in self._levels(by_rank, key[0]):
-                found = joined_call(by_rank, together, found_key, counts[key], calls, wanted)
-                if found is not None:
-                    yield found_key, found, wanted
-            counts[key] += 1
+def first_module(sides: Take, failure: Failure) -> Found:
+    """The first module in forward order whose output differs; every rank must call this.
 
-    @staticmethod
-    def _levels(by_rank: Sequence[Calls], name: str) -> list[Key]:
-        """The module itself, then the wrappers around it, from the innermost on."""
-        return sorted({key for calls in by_rank for key in calls if key[0] == name}, key=lambda key: -key[1])
+    Raises RankError.
+    """
+    group, calls = sides.group, failure.found.calls
+    rows, error = group.rows(failure.batch.rows), failure.worst.error
+    by_rank = group.all_gather(group.together(lambda: local_calls(calls) if rows.stop > rows.start else {}))
+    limit = max(min(failure.worst.limit, error / 2), BESIDE * min(1.0, error))
+    outputs = partial(_outputs, failure.expected, by_rank, group.mesh.ranks_by_dp_rank)
+    names = [(output.name, output.differing(limit) is not None) for output in outputs()]
+    wrong = [number for number, (_, differs) in enumerate(names) if differs]
+    if not wrong:
+        return Found()
+    right = {name for name, _ in names} - {names[number][0] for number in wrong}
+    sure = [number for number in wrong if not _around(names[number][0]) & right]
+    first = next(islice(outputs(), (sure or wrong)[0], None))  # again: all together may not fit in memory
+    text = _described(first, limit, group.size)
+    return Found(text if sure else f"{text} (that of a module around it is right)", first.name, bool(sure))
 
-    def _describe_module(self, key: Key, by_rank: Sequence[Calls], found: Outputs, wanted: Outputs) -> str:
-        is_wrapper = key != self._levels(by_rank, key[0])[0]
-        module = f"module '{key[0]}'" if key[0] else "the model itself"
-        where = f"the wrapper around {module}, whose own output is right" if is_wrapper else module
-        pairs = zip(found, wanted, strict=True)
-        pair = next((f, w) for f, w in pairs if whole_error(f, w) > self._limit)
-        text = patterns.of_rows(_wide(pair[0]), _wide(pair[1]), self.group.size)
-        return f"the first output in forward order that differs is of {where}{text and f': {text}'}"
+
+def _outputs(
+    expected: Step, by_rank: Sequence[Calls], ranks_by_dp_rank: Sequence[Sequence[int]]
+) -> Iterator[_Output]:
+    """Those of each call that both sides have made, in forward order; wrappers from the innermost on."""
+    counts = Counter[Key]()
+    for key in expected.modules:
+        of_chunks = [calls for _, calls in sorted(expected.calls[key].items())]
+        calls = min(map(len, of_chunks))
+        if counts[key] >= calls:
+            continue  # of another chunk
+        chunks = [each[counts[key]] for each in of_chunks]
+        wanted = chunks[0] if len(chunks) == 1 else tensors.concatenated(chunks)
+        same_name = {made for of_rank in by_rank for made in of_rank if made[0] == key[0]}
+        for number, made in enumerate(sorted(same_name, key=lambda made: -made[1])):
+            found = joined_call(by_rank, ranks_by_dp_rank, made, counts[key], calls, wanted)
+            if found is not None:
+                yield _Output(key[0], number > 0, found, wanted)
+        counts[key] += 1
+
+
+def _described(output: _Output, limit: float, ranks: int) -> str:
+    module = f"module '{output.name}'" if output.name else "the model itself"
+    where = f"the wrapper around {module}, whose own output is right" if output.is_wrapper else module
+    pair = output.differing(limit)
+    assert pair is not None
+    pattern = patterns.of_rows(_wide(pair[0]), _wide(pair[1]), ranks)
+    return f"the first output in forward order that differs is of {where}{pattern and f': {pattern}'}"
 
 
 def _around(name: str) -> set[str]:

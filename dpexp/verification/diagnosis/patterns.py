@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import torch
 
 from dpexp.config.words import plural, ranges
+from dpexp.verification.diagnosis.fit import multiple
 
 CLOSE = 1e-6
 """Relative residual up to which a pattern fits: errors of layouts are far above, rounding far below."""
@@ -29,14 +30,13 @@ def factor(found: torch.Tensor, expected: torch.Tensor) -> float | None:
     found, expected = found.flatten(), expected.flatten()
     if found.shape != expected.shape or not bool(found.isfinite().all()):
         return None
-    norm = float(torch.vdot(expected, expected).abs())
-    if norm == 0:
+    fitted = multiple({"": found}, {"": expected})
+    if fitted is None:
         return None
-    scale = float(torch.vdot(expected, found).real) / norm
-    residual = float(torch.linalg.vector_norm(found - scale * expected))
-    if residual > CLOSE * math.sqrt(norm) * max(1.0, abs(scale)):
+    (scale,), size = fitted.factors, float(torch.linalg.vector_norm(expected))
+    if fitted.left > CLOSE * size * max(1.0, abs(scale)):
         return None
-    if residual <= EXPLAINED * float(torch.linalg.vector_norm(found - expected)):
+    if fitted.left <= EXPLAINED * float(torch.linalg.vector_norm(found - expected)):
         return scale
     return 1.0 if is_close(scale, 1) else None
 
@@ -56,11 +56,23 @@ def of_factor(scale: float, shards: int, unit: str = "shard") -> str:
         return "it is zero"
     if scale == 1:
         return "it is right but for rounding: a module may compute in a shorter type than the model's"
-    if shards > 1 and is_close(scale, shards):
-        return f"it is {shards} times too large: a sum over {shards} {unit}s instead of the mean"
-    if shards > 1 and is_close(scale, 1 / shards):
-        return f"it is 1/{shards} of it: divided by the number of {unit}s once too often"
+    times = f"{shards} times too large" if scale > 1 else f"1/{shards} of it"
+    for cause, value in scalings(shards, unit).items():
+        if is_close(scale, value):
+            return f"it is {times}: {cause}"
     return f"it is {scale:.6g} times the single device's"
+
+
+def scalings(shards: int, unit: str, micro: int = 1) -> dict[str, float]:
+    """The usual errors that scale all of a gradient, and by what: over shards, and over ``micro`` batches."""
+    causes = {
+        f"the loss of each of {micro} micro-batches is not divided by {micro}": float(micro),
+        f"a sum over {shards} {unit}s instead of the mean": shards,
+        f"a sum over {shards} {unit}s and {micro} micro-batches instead of the mean": shards * micro,
+        f"divided by the number of {unit}s once too often": 1 / shards,
+        f"{micro} micro-batches are divided by {micro * micro} (twice, or too few of them)": 1 / micro,
+    }
+    return {cause: value for cause, value in causes.items() if value != 1}
 
 
 def of_shards(

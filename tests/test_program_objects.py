@@ -1,4 +1,4 @@
-"""Live objects: a program gives its own model, data and loss to ``dpexp.run``, or a file has them."""
+"""Objects: a program gives its own model, data and loss to ``dpexp.run``, or a file has them."""
 
 import json
 from pathlib import Path
@@ -11,11 +11,11 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import dpexp
-from dpexp import live
 from dpexp.config.errors import ConfigError
 from dpexp.config.run_config import RunConfig
 from dpexp.engine.prepare import prepare
 from dpexp.engine.prepared import Prepared
+from dpexp.engine.torch_facts import object_sha256
 from dpexp.record.record import Record
 from dpexp.report import summary
 from dpexp.study.reproduce import reproduce
@@ -94,7 +94,7 @@ def test_a_batch_of_few_samples_is_all_of_them_and_the_record_says_so(data: Any,
     assert "batch-size" not in record.verification["note"]
 
 
-def test_a_record_of_live_objects_says_so_and_is_not_reproduced(dpexp_home: Path) -> None:
+def test_a_record_of_objects_says_so_and_is_not_reproduced(dpexp_home: Path) -> None:
     loss = lambda outputs, targets: squared(outputs, targets)  # noqa: E731
     record = dpexp.run("single", model=Net(), data=BATCHES, loss=loss, devices="cpu", **SHORT)
     assert record.config["loss"] == "dpexp.live:loss"
@@ -108,13 +108,7 @@ def test_a_record_of_live_objects_says_so_and_is_not_reproduced(dpexp_home: Path
         prepare(RunConfig("single", model="dpexp.live:Net", devices="cpu"))
 
 
-def test_a_program_that_asks_all_modules_for_a_name_gets_no_error_of_dpexp() -> None:
-    assert not hasattr(live, "of_another_library")
-    with pytest.raises(AttributeError, match=r"dpexp\.live:Net was an object of a Python program"):
-        live.Net  # noqa: B018
-
-
-def test_live_objects_do_not_reach_new_processes() -> None:
+def test_objects_do_not_reach_new_processes() -> None:
     with pytest.raises(ConfigError, match=r"ddp starts new processes, which do not have dpexp\.live:Net"):
         dpexp.run("ddp", model=Net(), virtual=2)
 
@@ -266,13 +260,10 @@ def test_another_class_of_one_structure_has_another_digest() -> None:
         def forward(self, x: torch.Tensor, scale: Any = None, shift: Any = None) -> torch.Tensor:
             return super().forward(x) * 2
 
-    digests = []
-    for value in (Net(), Net(), Same(), Other(), squared, lambda outputs, _: outputs.sum()):
-        with live.named({"model": value}) as names:
-            digests.append(live.sha256(names["model"]))
+    values = (Net(), Net(), Same(), Other(), squared, lambda outputs, _: outputs.sum())
+    digests = [object_sha256(value) for value in values]
     assert digests[0] == digests[1]
     assert len(set(digests)) == 5
-    assert live.sha256(names["model"]) is None
 
 
 class OwnLoss(nn.Module):
