@@ -113,7 +113,7 @@ def run(
         objects |= {name: OwnBatches(batches) for name, batches in lists.items()}
     names = live_names(objects)
     complete = RunConfig.from_dict(flat | options | texts | names, where="")
-    if objects and complete.options.launch_options and World.of() is None:
+    if objects and complete.options.launched_ranks is not None and World.of() is None:
         raise ConfigError(
             f"{complete.strategy} starts new processes, which do not have {', '.join(names.values())}: "
             "put the objects, or functions that make them, into a file and give their names as "
@@ -142,7 +142,7 @@ def execute(
     Raises ConfigError for whatever prevents the start of the run: then nothing is written.
     """
     world = World.of_next_run()
-    if world is None and config.options.launch_options is not None:
+    if world is None and config.options.launched_ranks is not None:
         return _launch_ranks(config, quiet, on_record)
     if world is not None:
         end_with_launcher()

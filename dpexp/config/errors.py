@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dpexp.config.process import ROOT
-from dpexp.config.words import MAX_CHARACTERS, MAX_LINES, MAX_NAME, available, did_you_mean, shortened
+from dpexp.config.words import MAX_CHARACTERS, MAX_LINES, MAX_SHOWN, available, did_you_mean, shortened
 
 
 class ConfigError(ValueError):
@@ -60,7 +60,7 @@ class Terminated(BaseException):
 
 def unknown(kind: str, found: object, known: Iterable[str], where: str = "") -> ConfigError:
     """The error for a name that is not known: ``WHERE: unknown KIND 'NAME'; there are …``."""
-    known, name = sorted(known), shortened(str(found), MAX_NAME)
+    known, name = sorted(known), shortened(str(found), MAX_SHOWN)
     prefix = f"{where}: " if where else ""
     return ConfigError(f"{prefix}unknown {kind} '{name}'; {available(known)}{did_you_mean(name, known)}")
 

@@ -18,21 +18,17 @@ factory of that run holds the object; in any other process the name is an error 
 
 import ast
 import functools
-import importlib
-import importlib.util
 import inspect
 import keyword
 import re
-import sys
-import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from dpexp.config.errors import ConfigError, as_config_error, describe, unknown
+from dpexp.config.imports import import_file, import_named
 from dpexp.config.options import as_type
 from dpexp.config.words import available, did_you_mean, no_file
 
@@ -85,15 +81,17 @@ class Factory:
                 raise ConfigError(f"{self.where}: {gone(self.target)}")
             return self.live
         try:
-            found: Any = _import_file(self.module) if self.module.endswith(".py") else _import(self.module)
+            loaded: Any = (
+                import_file(self.module) if self.module.endswith(".py") else import_named(self.module)
+            )
         except (Exception, SystemExit) as error:
             raise ConfigError(f"{self.where}: cannot import {self.module}: {describe(error)}") from error
         for part in self.attribute.split("."):
             try:
-                found = getattr(found, part)
+                loaded = getattr(loaded, part)
             except AttributeError as error:
-                raise ConfigError(f"{self.where}: {error}{did_you_mean(part, dir(found))}") from error
-        return found
+                raise ConfigError(f"{self.where}: {error}{did_you_mean(part, dir(loaded))}") from error
+        return loaded
 
     def call(self, loaded: Callable[..., Any], context: Mapping[str, Any] | None = None) -> Any:
         """Call what was loaded with the options, and with the values of ``context`` it has a parameter for.
@@ -277,35 +275,3 @@ def _of_type(value: Any, annotation: Any, name: str) -> Any:
     if kind is None:
         return value
     return str(value) if kind is str else as_type(value, kind, name)
-
-
-# --- imports -------------------------------------------------------------------------------------
-
-
-def _import(name: str) -> ModuleType:
-    _add_to_path(Path.cwd())
-    return importlib.import_module(name)
-
-
-def _import_file(text: str) -> ModuleType:
-    """The module of a Python file, imported once for each content: a model and its data may share a file."""
-    path = Path(text).expanduser().resolve()
-    name = f"dpexp_user_{path.stem}_{zlib.crc32(bytes(path) + path.read_bytes()):08x}"
-    if name not in sys.modules:
-        _add_to_path(path.parent)
-        spec = importlib.util.spec_from_file_location(name, path)
-        assert spec is not None
-        assert spec.loader is not None
-        sys.modules[name] = importlib.util.module_from_spec(spec)
-        try:
-            spec.loader.exec_module(sys.modules[name])
-        except BaseException:
-            del sys.modules[name]
-            raise
-    return sys.modules[name]
-
-
-def _add_to_path(folder: Path) -> None:
-    """Let imports find modules of this folder, after all installed ones."""
-    if str(folder) not in sys.path:
-        sys.path.append(str(folder))

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from dataclasses import dataclass
@@ -35,8 +36,7 @@ class Dimension:
 class Mesh:
     """The dimensions, and the ranks in the order of their coordinates; without ``ranks`` these are 0, 1, 2, …
 
-    ``dp_size`` is the number of parts into which the ranks split the rows of a batch, ``dp_rank`` the part of
-    one of them. Ranks with the same ``dp_rank`` compute the same rows.
+    Ranks with the same ``dp_rank`` compute the same rows.
     """
 
     dimensions: tuple[Dimension, ...]
@@ -67,25 +67,22 @@ class Mesh:
         return math.prod(dimension.size for dimension in self.dimensions)
 
     @cached_property
-    def dp_size(self) -> int:
-        return math.prod(dimension.size for dimension in self._of_rows)
-
-    def dp_rank(self, rank: int) -> int:
-        index, stride, place = 0, self.size, self.ranks.index(rank) if self.ranks else rank
-        for dimension in self.dimensions:
-            stride //= dimension.size
-            if dimension in self._of_rows:
-                index = index * dimension.size + place // stride % dimension.size
-        return index
-
-    @cached_property
     def ranks_by_dp_rank(self) -> tuple[tuple[int, ...], ...]:
         """The ranks that compute each part of a batch, in ascending order."""
-        found: list[list[int]] = [[] for _ in range(self.dp_size)]
-        for rank in range(self.size):
-            found[self.dp_rank(rank)].append(rank)
-        return tuple(map(tuple, found))
+        together: dict[tuple[int, ...], list[int]] = {}
+        places = itertools.product(*(range(dimension.size) for dimension in self.dimensions))
+        for rank, place in zip(self.ranks or range(self.size), places, strict=True):
+            part = tuple(
+                at for at, dimension in zip(place, self.dimensions, strict=True) if dimension.splits_rows
+            )
+            together.setdefault(part, []).append(rank)
+        return tuple(tuple(sorted(ranks)) for ranks in together.values())
 
     @property
-    def _of_rows(self) -> tuple[Dimension, ...]:
-        return tuple(dimension for dimension in self.dimensions if dimension.splits_rows)
+    def dp_size(self) -> int:
+        """The number of parts into which the ranks split the rows of a batch."""
+        return math.prod(dimension.size for dimension in self.dimensions if dimension.splits_rows)
+
+    def dp_rank(self, rank: int) -> int:
+        """Which of these parts a rank computes."""
+        return next(part for part, ranks in enumerate(self.ranks_by_dp_rank) if rank in ranks)

@@ -51,8 +51,8 @@ class StrategyOptions:
         return self
 
     @property
-    def launch_options(self) -> LaunchOptions | None:
-        """These options, if a run that torchrun did not start launches its ranks by itself; else None."""
+    def launched_ranks(self) -> int | None:
+        """How many ranks a run launches by itself: 0 as many as it has devices, None is one process."""
         return None
 
 
@@ -79,12 +79,8 @@ class LaunchOptions(RankOptions):
     """Options of a strategy that starts its ranks with torchrun's launcher, unless they run already."""
 
     @property
-    def launch_options(self) -> LaunchOptions | None:
-        return self
-
-    @property
-    def ranks(self) -> int:
-        """The number of ranks that the options ask for; 0 leaves it to the devices."""
+    def launched_ranks(self) -> int | None:
+        """As many as the run has devices."""
         return 0
 
 
@@ -166,6 +162,7 @@ class PlaceOptions(StrategyOptions):
     )
 
     def with_devices(self, names: Mapping[str, str]) -> StrategyOptions:
+        """The devices of ``place`` renamed."""
         entries = (entry.rpartition("=") for entry in self.place)
         renamed = tuple(f"{name}={names.get(to.strip(), to)}" for name, _, to in entries)
         return replace(self, place=renamed)
@@ -239,17 +236,16 @@ class CustomOptions(LaunchOptions):
 
     @property
     def factories(self) -> dict[str, Factory]:
+        """The layout."""
         return {"layout": find("--layout", self.layout, {})} if self.layout else {}
 
     @property
-    def launch_options(self) -> LaunchOptions | None:
-        return self if self._mesh else None
-
-    @property
-    def ranks(self) -> int:
-        return self._mesh.size if self._mesh else 0
+    def launched_ranks(self) -> int | None:
+        """Those of ``--mesh``; without it a run is one process."""
+        return self._mesh.size if self._mesh else None
 
     def mesh_of(self, world_size: int) -> Mesh:
+        """``--mesh``, or all ranks along ``dp``. Raises ConfigError for another number of ranks."""
         mesh = self._mesh or super().mesh_of(world_size)
         if mesh.size != world_size:
             raise ConfigError(

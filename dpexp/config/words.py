@@ -8,7 +8,8 @@ from collections.abc import Hashable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-MAX_NAME = 100
+MAX_SHOWN = 100
+"""Characters of a name or value that a message shows."""
 MAX_CHARACTERS, MAX_LINES = 2000, 15
 """Of a text that a message repeats."""
 
@@ -29,7 +30,7 @@ def no_file(path: str | Path) -> str:
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """``": did you mean 'block3'?"`` if the name resembles a known one, else an empty string."""
-    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+    close = difflib.get_close_matches(name, list(known), n=1)
     return f": did you mean '{close[0]}'?" if close else ""
 
 
@@ -42,7 +43,7 @@ def shortened(text: str, characters: int = MAX_CHARACTERS, lines: int = MAX_LINE
 def shown(value: Any) -> str:
     """A value as Python writes it, short however deep or long it is."""
     short = reprlib.Repr()
-    short.maxstring = short.maxother = short.maxlong = MAX_NAME
+    short.maxstring = short.maxother = short.maxlong = MAX_SHOWN
     short.maxlevel = 3
     return short.repr(value)
 
@@ -52,54 +53,44 @@ def merged(rows: Iterable[tuple[str, Content]]) -> list[tuple[str, Content]]:
 
     A row stands where the first of them stood.
     """
-    found = [(tuple(name.split(".")), content) for name, content in rows]
-    for position in range(max((len(parts) for parts, _ in found), default=0)):
+    merged_rows = [(tuple(name.split(".")), content) for name, content in rows]
+    for position in range(max((len(parts) for parts, _ in merged_rows), default=0)):
         groups: dict[Hashable, list[tuple[str, ...]]] = {}
         contents: dict[Hashable, Content] = {}
-        for number, (parts, content) in enumerate(found):
+        for number, (parts, content) in enumerate(merged_rows):
             is_index = position < len(parts) and parts[position].isdecimal()
             key = (parts[:position], parts[position + 1 :], content) if is_index else number
             groups.setdefault(key, []).append(parts)
             contents[key] = content
-        found = [(_joined(several, position), contents[key]) for key, several in groups.items()]
-    return [(".".join(parts), content) for parts, content in found]
+        merged_rows = [(_as_one(several, position), contents[key]) for key, several in groups.items()]
+    return [(".".join(parts), content) for parts, content in merged_rows]
 
 
-def _joined(several: Sequence[tuple[str, ...]], position: int) -> tuple[str, ...]:
+def _as_one(several: Sequence[tuple[str, ...]], position: int) -> tuple[str, ...]:
     """The parts of names that are equal but for an index: ``0-11``, or ``0-3,7`` where some are missing."""
     first = several[0]
     if len(several) == 1:
         return first
-    text = ranges(sorted({int(parts[position]) for parts in several}), ",")
-    return (*first[:position], text, *first[position + 1 :])
+    numbers = sorted({int(parts[position]) for parts in several})
+    return (*first[:position], ",".join(ranges(numbers)), *first[position + 1 :])
 
 
 def listed(names: Iterable[str], most: int = 10) -> str:
     """``layers.0-299.norm, head``: names for a message, at most so many, those that are alike as one."""
-    found = [name for name, _ in merged((name, None) for name in names)]
-    more = f" and {len(found) - most} more" if len(found) > most else ""
-    return ", ".join(found[:most]) + more
+    merged_names = [name for name, _ in merged((name, None) for name in names)]
+    more = f" and {len(merged_names) - most} more" if len(merged_names) > most else ""
+    return ", ".join(merged_names[:most]) + more
 
 
-def consecutive(numbers: Iterable[int]) -> list[range]:
-    """Each number with those after it that follow without a gap: 15, 16, 17, 0, 1 as 15 to 17 and 0 to 1."""
-    found: list[range] = []
+def ranges(numbers: Iterable[int], to: str = "-") -> list[str]:
+    """``0-15`` and ``49``: numbers in order, those that follow each other as one range."""
+    runs: list[range] = []
     for number in numbers:
-        if found and number == found[-1].stop:
-            found[-1] = range(found[-1].start, number + 1)
+        if runs and number == runs[-1].stop:
+            runs[-1] = range(runs[-1].start, number + 1)
         else:
-            found.append(range(number, number + 1))
-    return found
-
-
-def span(run: range, joint: str = "-") -> str:
-    """``0-24``, or ``30`` of one number."""
-    return str(run[0]) if len(run) == 1 else f"{run[0]}{joint}{run[-1]}"
-
-
-def ranges(numbers: Iterable[int], joint: str = ", ") -> str:
-    """``0-15, 49``: numbers in order, those that follow each other as one range."""
-    return joint.join(map(span, consecutive(numbers)))
+            runs.append(range(number, number + 1))
+    return [str(run[0]) if len(run) == 1 else f"{run[0]}{to}{run[-1]}" for run in runs]
 
 
 def plural(count: int, noun: str) -> str:

@@ -27,9 +27,9 @@ in collective operations. It computes two rows, because BatchNorm refuses a batc
 class Batch:
     """A global batch, or the part of its rows that a rank computes.
 
-    ``inputs`` are the model's positional arguments. Tensors have ``rows`` rows in dimension 0; others, as a
-    scalar or the values of a packed batch, belong to all rows. Where ``rows`` is 0, the
-    tensors hold ``STAND_IN_ROWS`` rows, which must not count.
+    ``inputs`` are the model's positional arguments. Tensors, of targets too, are ``(rows, …)``; others, as a
+    scalar or the values of a packed batch, belong to all rows. Where ``rows`` is 0, the tensors hold
+    ``STAND_IN_ROWS`` rows, which must not count.
     """
 
     inputs: tuple[Any, ...]
@@ -53,8 +53,8 @@ class Batch:
 
     def sliced(self, rows: slice, counted: int | None = None) -> Batch:
         """These rows of the global batch, of which so many count."""
-        found = self._mapped(lambda tensor: tensor[rows])
-        return Batch(*found, rows.stop - rows.start if counted is None else counted, self.rows)
+        inputs_and_targets = self._mapped(lambda tensor: tensor[rows])
+        return Batch(*inputs_and_targets, rows.stop - rows.start if counted is None else counted, self.rows)
 
     def chosen(self, numbers: Sequence[int]) -> Batch:
         """These rows as a global batch of its own, in new memory; numbers beyond the last row begin anew."""
@@ -74,7 +74,7 @@ class Batch:
         return cls(inputs, targets, rows, rows)
 
     def changed(self, change: Change) -> Batch:
-        """The batch with every tensor changed to one of the same rows."""
+        """The batch with every tensor ``(rows, …)`` changed to one of the same rows."""
         inputs, targets = tensors.map_tensors(change, (self.inputs, self.targets))
         return replace(self, inputs=inputs, targets=targets)
 
@@ -84,17 +84,17 @@ class Batch:
 
     def whole(self) -> dict[str, str]:
         """{path: what it is} of what has no rows to split; tensors of one row broadcast, and have."""
-        found = dict[str, str]()
+        whole = dict[str, str]()
         for path, leaf in self._leaves():
             name = type(leaf).__name__
             if isinstance(leaf, torch.Tensor):
                 if not self._has_rows(leaf) and leaf.shape[:1] != (1,):
-                    found[path] = f"has shape {tuple(leaf.shape)}"
+                    whole[path] = f"has shape {tuple(leaf.shape)}"
             elif isinstance(leaf, PackedSequence) or callable(getattr(leaf, "to", None)):
-                found[path] = f"is a {name}"
+                whole[path] = f"is a {name}"
             elif isinstance(leaf, list | tuple):
-                found[path] = f"is a {name} of {len(leaf)}, one {type(leaf[0]).__name__} for each row"
-        return found
+                whole[path] = f"is a {name} of {len(leaf)}, one {type(leaf[0]).__name__} for each row"
+        return whole
 
     @property
     def has_structure(self) -> bool:
@@ -121,9 +121,9 @@ class Batch:
         if not splits_targets and next(tensors.walk(self.targets), None) is None:
             whole = {path: what for path, what in whole.items() if not path.startswith("targets")}
         if parts > 1 and whole:
-            found = ", ".join(f"{path} {what}" for path, what in whole.items())
+            paths = ", ".join(f"{path} {what}" for path, what in whole.items())
             raise ConfigError(
-                f"the layout splits a batch of {plural(self.rows, 'row')} into {parts} parts, and {found}: "
+                f"the layout splits a batch of {plural(self.rows, 'row')} into {parts} parts, and {paths}: "
                 f"without these rows in dimension 0 it cannot be split. {self._remedy()}; a layout that does "
                 "not split rows, as single, takes it as it is"
             )

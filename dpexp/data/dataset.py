@@ -57,24 +57,29 @@ class Samples:
         order = torch.randperm(self.samples, generator=rng) if shuffle else None
         ends = ((at, min(at + batch_size, self.samples)) for at in range(0, self.samples, batch_size))
         numbers = (torch.arange(*each) if order is None else order[slice(*each)] for each in ends)
-        found = map(self.fetch, numbers)
-        return apart(found, epoch_seed(seed, epoch)) if self.draws else found
+        batches = map(self.fetch, numbers)
+        return apart(batches, epoch_seed(seed, epoch)) if self.draws else batches
 
 
-@dataclass(eq=False, repr=False)
+Epochs = Samples | Stream
+
+
+@dataclass(frozen=True, eq=False, repr=False)
 class Dataset:
     """What a run trains on: global batches, which are the same on every rank. ``test`` is held out.
 
-    ``forward`` is the signature of the model's forward, which the keys of a batch fit.
+    ``forward`` is the signature of the model's forward, which the keys of a batch fit. ``note`` says what the
+    source had to assume.
     """
 
     name: str
     description: str
     objective: Objective
-    epochs: Samples | Stream
+    epochs: Epochs
     test: Dataset | None = None
     forward: inspect.Signature | None = None
     dtype: torch.dtype | None = None
+    note: str = ""
 
     def batches(
         self, batch_size: int, *, seed: int = 0, epoch: int = 0, shuffle: bool = True

@@ -29,25 +29,31 @@ NO_TARGETS = (
 
 
 def logits(outputs: Any) -> Tensor:
-    """The outputs if they are a tensor, else their key or attribute ``logits``, or their only tensor."""
+    """The outputs if they are a tensor, else their key or attribute ``logits``, or their only tensor.
+
+    Raises ConfigError where there is no such tensor ``(rows, …)``.
+    """
     if isinstance(outputs, Tensor):
         return outputs
-    found = outputs.get("logits") if isinstance(outputs, Mapping) else getattr(outputs, "logits", None)
-    items = [each for each in outputs if each is not None] if isinstance(outputs, list | tuple) else []
-    if found is None and len(items) == 1:
-        found = items[0]
-    if isinstance(found, Tensor):
-        return found
-    found = type(outputs).__name__
-    raise ConfigError(f"the model's output is a {found}, {NO_LOSS}, or return one tensor or 'logits'")
+    tensor = outputs.get("logits") if isinstance(outputs, Mapping) else getattr(outputs, "logits", None)
+    items = [item for item in outputs if item is not None] if isinstance(outputs, list | tuple) else []
+    if tensor is None and len(items) == 1:
+        tensor = items[0]
+    if isinstance(tensor, Tensor):
+        return tensor
+    kind = type(outputs).__name__
+    raise ConfigError(f"the model's output is a {kind}, {NO_LOSS}, or return one tensor or 'logits'")
 
 
 def loss_inside(outputs: Any, place: int = 0) -> Tensor | None:
-    """What a forward returns as its loss: the outputs, their entry or attribute ``loss``, or an item."""
-    found = _named_loss(outputs)
-    if isinstance(found, list | tuple) and found:
-        found = found[place] if place < len(found) else None  # in eval mode there may be no loss
-    return found if isinstance(found, Tensor) else None
+    """What a forward returns as its loss: the outputs, their entry or attribute ``loss``, or an item.
+
+    A scalar, or ``(replicas,)`` with the loss of each; another tensor where the forward returns no loss.
+    """
+    loss = _named_loss(outputs)
+    if isinstance(loss, list | tuple) and loss:
+        loss = loss[place] if place < len(loss) else None  # in eval mode there may be no loss
+    return loss if isinstance(loss, Tensor) else None
 
 
 def place_of_loss(outputs: Any) -> int:
@@ -78,7 +84,7 @@ def _named_loss(outputs: Any) -> Any:
 
 
 def standard_loss(outputs: Any, targets: Any, reduction: str, classes: int | None) -> Tensor:
-    """The loss of the table above, reduced as ``reduction`` says. Raises ConfigError for other shapes.
+    """The scalar of the table above, reduced as ``reduction`` says. Raises ConfigError for other shapes.
 
     ``classes`` is how many the data has, where that is known. By rows, the loss of a batch of steps is the
     mean over rows of each row's mean over its steps: so the losses of shards add up.
@@ -106,7 +112,7 @@ def standard_loss(outputs: Any, targets: Any, reduction: str, classes: int | Non
 
 
 def class_scores(scores: Tensor, targets: Tensor, classes: int | None) -> Tensor:
-    """The scores with the classes in the last dimension. Raises ConfigError where they do not fit.
+    """The scores as ``(*targets.shape, classes)``. Raises ConfigError where they do not fit.
 
     They fit with the classes in the last dimension or, as in PyTorch's cross entropy, in dimension 1. Where
     both fit, data with a known number of classes (a source of dpexp) has them in the last.
@@ -138,5 +144,5 @@ def class_accuracy(outputs: Any, targets: Any, classes: int | None) -> float | N
     if not isinstance(targets, Tensor) or targets.is_floating_point():
         return None
     counted = targets != PADDING
-    found = class_scores(logits(outputs), targets, classes).argmax(dim=-1)
-    return int(((found == targets) & counted).sum()) / max(1, int(counted.sum()))
+    predicted = class_scores(logits(outputs), targets, classes).argmax(dim=-1)
+    return int(((predicted == targets) & counted).sum()) / max(1, int(counted.sum()))

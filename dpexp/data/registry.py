@@ -5,16 +5,15 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING
 
-from dpexp.config.errors import ConfigError
 from dpexp.config.factories import Aliases, Factory
 
 if TYPE_CHECKING:
-    from dpexp.data.base import Source
+    from dpexp.data.sources import Source
 
 SOURCES: Aliases = {
-    "random": "dpexp.data.random_samples:RandomSource",
-    "digits": "dpexp.data.digits:DigitsSource",
-    "text": "dpexp.data.text:TextSource",
+    "random": "dpexp.data.sources:RandomSource",
+    "digits": "dpexp.data.sources:DigitsSource",
+    "text": "dpexp.data.sources:TextSource",
 }
 LOSSES: Aliases = {
     "mse": "torch.nn.functional:mse_loss",
@@ -33,16 +32,14 @@ def source(factory: Factory, loss: Factory | None = None, reduction: str = "") -
     missing, empty or of another format.
     """
     if factory.name:
-        found: Source = factory.call(factory.load(), {"where": factory.where})
-        if factory.options.get("samples", 1) < 1:
-            raise ConfigError(f"{factory.where}: it needs at least 1 sample")
+        made: Source = factory.call(factory.load(), {"where": factory.where})
     else:
         from dpexp.data.user_data import UserSource
 
-        found = UserSource(factory)
+        made = UserSource(factory)
     if loss is not None:
-        found.loss = loss.bound(loss.load(), 2)
+        made.loss = loss.bound(loss.load(), 2)
         if loss.name and reduction == "sum":
-            found.loss = functools.partial(found.loss, reduction="sum")
-    found.reduction = reduction
-    return found
+            made.loss = functools.partial(made.loss, reduction="sum")
+    made.reduction = reduction
+    return made

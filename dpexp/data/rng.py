@@ -39,47 +39,40 @@ def seed_globals(seed: int) -> None:
 
 def random_state() -> bytes:
     """That of the generators; of equal ones the next numbers are equal."""
-    return pickle.dumps(_states())
+    with torch._C._DisableFuncTorch():  # inside of torch.func.grad, say, a new tensor has no memory
+        of_torch = torch.get_rng_state().numpy()
+    return pickle.dumps((of_torch, random.getstate(), np.random.get_state()))
 
 
 def set_random_state(state: bytes) -> None:
     """The inverse of ``random_state``."""
-    _restore(pickle.loads(state))
-
-
-def _states() -> tuple[Any, ...]:
-    with torch._C._DisableFuncTorch():  # inside of torch.func.grad, say, a new tensor has no memory
-        state = torch.get_rng_state().numpy()
-    return state, random.getstate(), np.random.get_state()
-
-
-def _restore(states: tuple[Any, ...]) -> None:
-    torch.set_rng_state(torch.from_numpy(states[0]))
-    random.setstate(states[1])
-    np.random.set_state(states[2])
+    of_torch, of_python, of_numpy = pickle.loads(state)
+    torch.set_rng_state(torch.from_numpy(of_torch))
+    random.setstate(of_python)
+    np.random.set_state(of_numpy)
 
 
 @contextmanager
 def kept_globals() -> Iterator[None]:
     """Restore the generators at the end."""
-    states = _states()
+    state = random_state()
     try:
         yield
     finally:
-        _restore(states)
+        set_random_state(state)
 
 
-def apart(found: Iterator[_T], seed: int) -> Iterator[_T]:
+def apart(values: Iterator[_T], seed: int) -> Iterator[_T]:
     """What the iterator gives: it draws as if the generators were its own, and had begun with the seed."""
     with kept_globals():
         seed_globals(seed)
-        states = _states()
+        state = random_state()
     end = object()
     while True:
         with kept_globals():
-            _restore(states)
-            each: Any = next(found, end)
-            states = _states()
-        if each is end:
+            set_random_state(state)
+            value: Any = next(values, end)
+            state = random_state()
+        if value is end:
             return
-        yield each
+        yield value

@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
 from operator import length_hint
@@ -27,23 +28,16 @@ MOST_BATCHES = 100_000
 """An epoch with more batches is taken to have no end."""
 
 
+@dataclass(frozen=True)
 class Stream:
     """``make`` returns what to iterate over for an epoch; ``what`` begins every error.
 
     ``forward`` is the signature of the model's forward, where that is known.
     """
 
-    def __init__(
-        self,
-        make: Callable[[], Iterable[Any]],
-        what: str,
-        forward: inspect.Signature | None = None,
-    ) -> None:
-        self._make, self._what, self._forward = make, what, forward
-
-    def for_forward(self, forward: inspect.Signature | None) -> Stream:
-        """The same for a model with this forward."""
-        return Stream(self._make, self._what, forward)
+    make: Callable[[], Iterable[Any]]
+    what: str
+    forward: inspect.Signature | None = None
 
     def batches(self, batch_size: int, seed: int, epoch: int, shuffle: bool) -> Iterator[Any]:
         """The batches of one epoch. Their size and their order are the user's."""
@@ -52,46 +46,46 @@ class Stream:
         return apart(self._begun(number, epoch), number)
 
     def _begun(self, seed: int, epoch: int) -> Iterator[Any]:
-        source, number = self._make(), 0
+        source, number = self.make(), 0
         if isinstance(source, DataLoader):
             source._iterator = None  # persistent workers would go on with the numbers of another epoch
         for part in _parts(source):
             if isinstance(part, DistributedSampler) and part.num_replicas > 1:
                 text = "splits each batch over the ranks: give all the same loader, without that sampler"
-                raise ConfigError(f"{self._what} has a DistributedSampler, and dpexp {text}")
+                raise ConfigError(f"{self.what} has a DistributedSampler, and dpexp {text}")
             if isinstance(own := getattr(part, "generator", None), torch.Generator):
                 own.manual_seed(seed)
             if callable(set_epoch := getattr(part, "set_epoch", None)):
                 set_epoch(epoch)
         for number, each in enumerate(source, 1):  # noqa: B007 # it is how many there were
             yield each
-        if number != vars(self).get("_batches", number) or not number:
+        expected = len(self._rows) if "_rows" in vars(self) else number
+        if number != expected or not number:
             drops = not number and getattr(source, "drop_last", False)
             raise ConfigError(
-                f"{self._what} gives {plural(number, 'batch')} in epoch {epoch}: every epoch needs as many "
+                f"{self.what} gives {plural(number, 'batch')} in epoch {epoch}: every epoch needs as many "
                 f"as the first, and at least one{'; drop_last drops a smaller one' if drops else ''}"
             )
 
     @cached_property
     def _rows(self) -> list[int]:
         """The rows of each batch of an epoch. One is iterated to its end where the loader does not tell."""
-        source: Any = self._make()
-        first = as_batch(next(self.batches(0, 0, 0, True)), self._forward, self._what).rows
+        source: Any = self.make()
+        first = as_batch(next(self.batches(0, 0, 0, True)), self.forward, self.what).rows
         is_sized = isinstance(source, DataLoader) and not isinstance(source.dataset, IterableDataset)
         size, samples = (source.batch_size or 0, length_hint(source.sampler)) if is_sized else (0, 0)
         if size and first == min(size, samples):
             rest = 0 if source.drop_last else samples % size
-            found = [size] * (samples // size) + [rest] * bool(rest)
+            rows = [size] * (samples // size) + [rest] * bool(rest)
         else:
-            every = islice(self.batches(0, 0, 0, True), MOST_BATCHES + 1)
-            found = [as_batch(each, self._forward, self._what).rows for each in every]
-            if len(found) > MOST_BATCHES:
+            batches = islice(self.batches(0, 0, 0, True), MOST_BATCHES + 1)
+            rows = [as_batch(batch, self.forward, self.what).rows for batch in batches]
+            if len(rows) > MOST_BATCHES:
                 raise ConfigError(
-                    f"{self._what} gives more than {MOST_BATCHES:,} batches in an epoch, which must have an "
+                    f"{self.what} gives more than {MOST_BATCHES:,} batches in an epoch, which must have an "
                     "end: take some of them with itertools.islice"
                 )
-        self._batches = len(found)
-        return found
+        return rows
 
     @property
     def samples(self) -> int:

@@ -30,11 +30,11 @@ _FORMS = (
 
 
 def as_batch(
-    values: Any, forward: inspect.Signature | None = None, what: str = "--data", loss_inside: bool = False
+    values: Any, forward: inspect.Signature | None = None, what: str = "--data", has_own_loss: bool = False
 ) -> Batch:
     """The global batch. Its rows are those of its first value with rows, the targets before the inputs.
 
-    ``loss_inside``: a forward whose next argument is the target by its name gets that of a pair, too.
+    ``has_own_loss``: a forward whose next argument is the target by its name gets that of a pair, too.
     Raises ConfigError, which begins with ``what``: for another form, for a dict that the model's forward
     does not take, and for sparse and nested tensors.
     """
@@ -46,7 +46,7 @@ def as_batch(
     else:
         first, targets = (*values, None)[:2] if len(values) in (1, 2) else ((), None)
         inputs = (first,) if _is_one_argument(first, targets, forward) else tuple(first)
-        if loss_inside and targets is not None and _takes_target(forward, len(inputs)):
+        if has_own_loss and targets is not None and _takes_target(forward, len(inputs)):
             inputs = (*inputs, targets)
     for each in tensors.walk((targets, inputs)):
         if each.is_nested or each.layout != torch.strided:
@@ -104,8 +104,11 @@ def without_target(batch: Batch, forward: inspect.Signature | None) -> str:
 
 def _takes_target(forward: inspect.Signature | None, position: int) -> bool:
     """Whether the positional argument there is the target, by its name; ``y`` may be another input."""
-    found = [*forward.parameters.values()][position : position + 1] if forward is not None else []
-    return any(each.name in TARGETS[:-1] and each.kind <= each.POSITIONAL_OR_KEYWORD for each in found)
+    parameters = [*forward.parameters.values()][position : position + 1] if forward is not None else []
+    return any(
+        parameter.name in TARGETS[:-1] and parameter.kind <= parameter.POSITIONAL_OR_KEYWORD
+        for parameter in parameters
+    )
 
 
 def forward_signature(model: nn.Module) -> inspect.Signature | None:

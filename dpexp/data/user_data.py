@@ -8,6 +8,7 @@ a tuple of two of these            data to train on and data to test on
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -21,9 +22,9 @@ from dpexp.config.errors import ConfigError
 from dpexp.config.factories import Factory
 from dpexp.config.features import Features
 from dpexp.config.words import plural
-from dpexp.data.base import Source
-from dpexp.data.dataset import Dataset, Samples, unequal_rows
+from dpexp.data.dataset import Epochs, Samples, unequal_rows
 from dpexp.data.losses import NO_TARGETS
+from dpexp.data.sources import Loaded, Source
 from dpexp.data.stream import Stream
 from dpexp.data.user_batch import as_batch, forward_signature
 
@@ -40,30 +41,27 @@ class UserSource(Source):
 
     def __init__(self, factory: Factory) -> None:
         super().__init__(factory.where)
-        self.name, found, make = factory.target, factory.load(), None
-        if callable(found):
-            make = partial(factory.call, found)
-            found = make()
+        self.name, data, make = factory.target, factory.load(), None
+        if callable(data):
+            make = partial(factory.call, data)
+            data = make()
         else:
-            factory.check_no_options(found)
+            factory.check_no_options(data)
         what = f"{self.where}: {self.name}"
-        parts = found if _is_train_and_test(found, what) else (found,)
-        self.parts = [_epochs(part, make if part is found else None, what) for part in parts]
+        parts = data if _is_train_and_test(data, what) else (data,)
+        self.parts = [_epochs(part, make if part is data else None, what) for part in parts]
         self.first = as_batch(next(self.parts[0].batches(1, 0, 0, False)), what=what)
         given = getattr(getattr(parts[0], "dataset", parts[0]), "features", None)
         self.features = given if isinstance(given, Features) else self._features()
 
-    def dataset(self, model: nn.Module, seed: int) -> Dataset:
-        objective, forward = self.objective(model), forward_signature(model)
-        self.note = NO_TARGETS if self.first.targets is None else ""
-
-        def part(name: str, epochs: Samples | Stream, test: Dataset | None = None) -> Dataset:
-            epochs = epochs.for_forward(forward) if isinstance(epochs, Stream) else epochs
-            description = f"{name}: {plural(epochs.samples, 'sample')}"
-            return Dataset(name, description, objective, epochs, test, forward)
-
-        train, *others = self.parts
-        return part(self.name, train, *(part(f"{self.name} (test)", each) for each in others))
+    def load(self, model: nn.Module, seed: int) -> Loaded:
+        """The parts, whose batches the model's forward takes. Raises ConfigError for an epoch without end."""
+        forward = forward_signature(model)
+        parts = [replace(each, forward=forward) if isinstance(each, Stream) else each for each in self.parts]
+        samples = [each.samples for each in parts]
+        note = NO_TARGETS if self.first.targets is None else ""
+        test = parts[1] if len(parts) == 2 else None
+        return Loaded(f"{self.name}: {plural(samples[0], 'sample')}", parts[0], test, note)
 
     def _features(self) -> Features | None:
         """Those of a sample, where it has one input of a known kind."""
@@ -102,7 +100,7 @@ def _is_a_sample(values: Any) -> bool:
     return bool(shapes) and target is not None and target.shape[:1] not in shapes and not batch.has_structure
 
 
-def _epochs(value: Any, make: Callable[[], Any] | None, what: str) -> Samples | Stream:
+def _epochs(value: Any, make: Callable[[], Any] | None, what: str) -> Epochs:
     """The epochs of a part of the data; ``make`` makes it anew. Raises ConfigError for another form."""
     if _is_arrays(value):
         return Samples.of(_tensors(value), what)
@@ -112,7 +110,7 @@ def _epochs(value: Any, make: Callable[[], Any] | None, what: str) -> Samples | 
     if hasattr(value, "__len__") and hasattr(value, "__getitem__") and not is_other:
         if not len(value):
             raise ConfigError(f"{what} is empty")
-        return Samples(len(value), partial(_joined, value), draws=True)
+        return Samples(len(value), partial(_collated, value), draws=True)
     if isinstance(value, Iterable) and not is_other:
         return Stream(lambda: value, what)
     kind = type(value).__name__
@@ -130,7 +128,7 @@ def _epochs(value: Any, make: Callable[[], Any] | None, what: str) -> Samples | 
     )
 
 
-def _joined(dataset: Any, numbers: Tensor) -> Any:
+def _collated(dataset: Any, numbers: Tensor) -> Any:
     """Samples of a data set as one batch."""
     return default_collate([dataset[number] for number in numbers.tolist()])
 

@@ -112,7 +112,7 @@ class DeviceRequest:
         strategy gets the device of the first one. Raises ConfigError where options and world contradict each
         other.
         """
-        if world is None and self.options.launch_options is None:
+        if world is None and self.options.launched_ranks is None:
             selection = self.select()
             if self.options.uses_one_device:
                 self._check_one(selection.used)
@@ -155,8 +155,7 @@ class DeviceRequest:
     def ranks_per_host(self) -> int:
         """How many ranks to start on this host. Raises ConfigError for devices that it does not have."""
         count, found = self._per_host()
-        launched = self.options.launch_options
-        return count or (launched.ranks if launched is not None else 0) or max(1, len(found))
+        return count or self.options.launched_ranks or max(1, len(found))
 
     def of_ranks(self, ranks: int) -> list[torch.device]:
         """The device of each of so many ranks, on hosts like this one."""

@@ -54,7 +54,7 @@ def _planned(config: RunConfig, prepared: Prepared) -> Record:
 def _ranks_by_part(prepared: Prepared) -> tuple[tuple[int, ...], ...]:
     """The ranks that would compute each part of a batch, on all hosts; one part without ranks if none run."""
     options, world = prepared.strategy.options, World.of()
-    if not isinstance(options, RankOptions) or options.launch_options is None:
+    if not isinstance(options, RankOptions) or options.launched_ranks is None:
         return ((),)
     return options.mesh_of(world.size if world else prepared.request.ranks_per_host()).ranks_by_dp_rank
 

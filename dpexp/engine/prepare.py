@@ -14,10 +14,9 @@ from dpexp.config.factories import Factory
 from dpexp.config.run_config import BATCH_SIZE, RunConfig
 from dpexp.config.words import plural
 from dpexp.data import registry as data
-from dpexp.data.base import Source
 from dpexp.data.dataset import Dataset
-from dpexp.data.random_samples import RandomSource
 from dpexp.data.rng import generator, kept_globals, seed_globals
+from dpexp.data.sources import RandomSource, Source
 from dpexp.data.stream import Stream
 from dpexp.distributed.devices import DeviceRequest
 from dpexp.distributed.group import ProcessGroup
@@ -73,7 +72,7 @@ def prepare(
     _check(prepared)
     tensors.cast_module(model, prepared.dtype)
     objective = try_one_batch(prepared) if one_batch else dataset.objective
-    notes = source.note, objective.note, _unused_size(config.batch_size, batch_size), cache_note
+    notes = dataset.note, objective.note, _unused_size(config.batch_size, batch_size), cache_note
     return replace(prepared, data=replace(dataset, objective=objective), note="; ".join(filter(None, notes)))
 
 

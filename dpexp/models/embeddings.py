@@ -20,6 +20,7 @@ class EmbeddingLinear(nn.Module):
         self.linear = nn.Linear(dim, out)
 
     def forward(self, ids: Tensor) -> Tensor:
+        """Ids ``(batch, …)`` below ``rows`` -> ``(batch, …, out)``."""
         return self.linear(self.embedding(ids))
 
     def example(self, samples: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -56,6 +57,7 @@ class DLRM(nn.Module):
         self.top = nn.Sequential(nn.Linear(dim + pairs, hidden), nn.ReLU(), nn.Linear(hidden, 1))
 
     def forward(self, dense: Tensor, ids: Tensor) -> Tensor:
+        """``(batch, dense)`` and ``(batch, tables)`` -> ``(batch,)``."""
         low = self.bottom(dense)
         vectors = torch.cat([low.unsqueeze(1), self.embedding(ids)], dim=1)  # (batch, 1 + tables, dim)
         products = vectors @ vectors.transpose(1, 2)
@@ -68,11 +70,11 @@ class DLRM(nn.Module):
         return functional.binary_cross_entropy_with_logits(outputs, targets.to(outputs.dtype))
 
     def accuracy(self, outputs: Tensor, targets: Tensor) -> float:
-        """The fraction of rows whose logit has the right sign."""
+        """The fraction of logits ``(batch,)`` that have the sign of their click ``(batch,)``."""
         return ((outputs > 0) == (targets > 0.5)).double().mean().item()
 
     def example(self, samples: int, generator: torch.Generator) -> tuple[tuple[Tensor, Tensor], Tensor]:
-        """Standard normal features, uniform ids, clicks with probability 0.5."""
+        """Standard normal ``(samples, dense)``, uniform ids ``(samples, tables)``, random clicks."""
         dense = torch.randn(samples, self.dense, generator=generator)
         ids = torch.randint(self.rows, (samples, self.tables), generator=generator)
         return (dense, ids), torch.randint(2, (samples,), generator=generator).float()
@@ -95,6 +97,7 @@ class FusedTables(nn.Module):
         nn.init.normal_(self.table.weight, std=dim**-0.5)
 
     def forward(self, ids: Tensor) -> Tensor:
+        """``(batch, tables)`` -> ``(batch, tables, dim)``. The lookup refuses ids of no table."""
         first_rows = torch.arange(0, self.tables * self.rows, self.rows, device=ids.device)
         is_known = (ids >= 0) & (ids < self.rows)  # else it would be a row of another table
         return self.table(torch.where(is_known, ids + first_rows, -1))

@@ -17,7 +17,7 @@ class ImageModel(nn.Module):
         self.channels, self.size, self.out = channels, size, out
 
     def example(self, samples: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Standard normal images and uniform classes."""
+        """Standard normal images ``(samples, channels, size, size)`` and uniform classes ``(samples,)``."""
         images = torch.randn((samples, self.channels, self.size, self.size), generator=generator)
         return images, torch.randint(self.out, (samples,), generator=generator)
 
@@ -42,6 +42,7 @@ class CNN(ImageModel):
         self.fc = nn.Linear(2 * width * (size // 4) ** 2, out)
 
     def forward(self, images: Tensor) -> Tensor:
+        """``(batch, channels, size, size)`` -> ``(batch, out)``."""
         features = self.pool(torch.relu(self.conv1(images)))
         features = self.pool(torch.relu(self.conv2(features)))
         return self.fc(features.flatten(1))
@@ -75,6 +76,7 @@ class CapsNet(ImageModel):
         self.classes = ClassCapsules(capsules * ((size + 1) // 2) ** 2, 8, out, dim=16, routing=routing)
 
     def forward(self, images: Tensor) -> Tensor:
+        """``(batch, channels, size, size)`` -> ``(batch, out)``."""
         features = torch.relu(self.conv(images))
         return _norm(self.classes(self.primary(features))).squeeze(-1)
 
@@ -87,7 +89,7 @@ class CapsNet(ImageModel):
 
 
 class PrimaryCapsules(nn.Module):
-    """``(batch, width, size, size)`` -> ``(batch, capsules * (size/2)**2, dim)``, squashed."""
+    """``capsules`` vectors of ``dim`` numbers at every second pixel, squashed."""
 
     def __init__(self, width: int, capsules: int, dim: int) -> None:
         super().__init__()
@@ -95,12 +97,13 @@ class PrimaryCapsules(nn.Module):
         self.conv = nn.Conv2d(width, capsules * dim, kernel_size=3, stride=2, padding=1)
 
     def forward(self, features: Tensor) -> Tensor:
+        """``(batch, width, size, size)`` -> ``(batch, capsules * (size/2)**2, dim)``."""
         cut: Tensor = self.conv(features).unflatten(1, (-1, self.dim))  # (batch, capsules, dim, h, w)
         return squash(cut.flatten(3).transpose(2, 3).flatten(1, 2))
 
 
 class ClassCapsules(nn.Module):
-    """``(batch, below, below_dim)`` -> ``(batch, classes, dim)`` by routing (procedure 1 of the paper).
+    """A capsule for each class, by routing (procedure 1 of the paper).
 
     Each capsule below predicts each class capsule. Predictions that agree with the weighted sum of all get a
     larger weight in the next round. Gradients flow through the last round only.
@@ -112,6 +115,7 @@ class ClassCapsules(nn.Module):
         self.weight = nn.Parameter(torch.randn(below, classes, dim, below_dim) * 0.1)
 
     def forward(self, below: Tensor) -> Tensor:
+        """``(batch, below, below_dim)`` -> ``(batch, classes, dim)``."""
         predicted = torch.einsum("ncod,bnd->bnco", self.weight, below)
         agreement = predicted.new_zeros(predicted.shape[:3])
         fixed = predicted.detach()
@@ -122,7 +126,10 @@ class ClassCapsules(nn.Module):
 
     @staticmethod
     def combine(predicted: Tensor, agreement: Tensor) -> Tensor:
-        """The class capsules: sums of predictions, with weights that add up to 1 for each capsule below."""
+        """``(batch, below, classes, dim)`` and ``(batch, below, classes)`` -> ``(batch, classes, dim)``.
+
+        A class capsule is a sum of predictions, with weights that add up to 1 for each capsule below.
+        """
         return squash(torch.einsum("bnc,bnco->bco", agreement.softmax(dim=2), predicted))
 
 
@@ -132,6 +139,6 @@ def _norm(capsules: Tensor) -> Tensor:
 
 
 def squash(capsules: Tensor) -> Tensor:
-    """The same direction, the length ``|s|**2 / (1 + |s|**2)``: below 1 (equation 1 of the paper)."""
+    """``(…, dim)`` in the same direction, of length ``|s|**2 / (1 + |s|**2)`` (equation 1 of the paper)."""
     length = _norm(capsules)
     return capsules * (length / (1 + length.square()))

@@ -20,10 +20,11 @@ class Linear(nn.Module):
         self.fc = nn.Linear(in_, out)
 
     def forward(self, inputs: Tensor) -> Tensor:
+        """``(batch, in)`` -> ``(batch, out)``."""
         return self.fc(inputs)
 
     def example(self, samples: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """A regression of noise on noise."""
+        """A regression of noise ``(samples, out)`` on noise ``(samples, in)``."""
         inputs = torch.randn(samples, self.fc.in_features, generator=generator)
         return inputs, torch.randn(samples, self.fc.out_features, generator=generator)
 
@@ -45,10 +46,11 @@ class Blocks(nn.Module):
         self.block3 = nn.Linear(hidden, out)
 
     def forward(self, inputs: Tensor) -> Tensor:
+        """``(batch, in)`` -> ``(batch, hidden)`` -> ``(batch, hidden)`` -> ``(batch, out)``."""
         return self.block3(self.block2(self.block1(inputs)))
 
     def example(self, samples: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """A regression of noise on noise."""
+        """A regression of noise ``(samples, out)`` on noise ``(samples, in)``."""
         inputs = torch.randn(samples, self.block1.in_features, generator=generator)
         return inputs, torch.randn(samples, self.block3.out_features, generator=generator)
 
@@ -73,9 +75,10 @@ class MLP(nn.Module):
         self.head = nn.Linear(hidden, out)
 
     def forward(self, inputs: Tensor) -> Tensor:
+        """``(batch, in)`` -> ``(batch, out)``."""
         return self.head(self.layers(inputs))
 
     def example(self, samples: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Standard normal vectors and uniform classes."""
+        """Standard normal vectors ``(samples, in)`` and uniform classes ``(samples,)``."""
         inputs = torch.randn(samples, self.width, generator=generator)
         return inputs, torch.randint(self.head.out_features, (samples,), generator=generator)

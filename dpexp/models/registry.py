@@ -37,16 +37,16 @@ def build(factory: Factory, features: Features | None = None) -> nn.Module:
 
     from dpexp.copies import check_not_scripted, copied_module
 
-    found = factory.load()
-    if isinstance(found, nn.Module):  # of a file or a program: a run must not change it
-        check_not_scripted(found)
-        factory.check_no_options(found)
-        copied = copied_module(found).cpu()
+    loaded = factory.load()
+    if isinstance(loaded, nn.Module):  # of a file or a program: a run must not change it
+        check_not_scripted(loaded)
+        factory.check_no_options(loaded)
+        copied = copied_module(loaded).cpu()
         copied.zero_grad()
         return copied
-    decided = {option: getattr(features, name, None) for option, name in getattr(found, "from_data", ())}
+    decided = {option: getattr(features, name, None) for option, name in getattr(loaded, "from_data", ())}
     options = {key: value for key, value in decided.items() if value is not None} | {**factory.options}
-    model = replace(factory, options=options).call(found)
+    model = replace(factory, options=options).call(loaded)
     if not isinstance(model, nn.Module):
         kind = f"the class {model.__name__} (call it)" if isinstance(model, type) else type(model).__name__
         raise ConfigError(f"{factory.where}: {factory.target} returned {kind}, not a torch.nn.Module")

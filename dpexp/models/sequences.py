@@ -32,7 +32,10 @@ class SequenceModel(nn.Module):
         self.width, self.vocabulary, self.length, self.stepwise = width, vocabulary, length, stepwise
 
     def example(self, samples: int, generator: torch.Generator) -> tuple[tuple[Tensor, Tensor], Tensor]:
-        """Random sequences of lengths from 1 to ``length``; uniform classes, one per step or per sequence."""
+        """Random sequences, their lengths ``(samples,)`` from 1 to ``length``, and uniform classes.
+
+        Classes are ``(samples, length)`` if ``stepwise``, else ``(samples,)``.
+        """
         lengths = torch.randint(1, self.length + 1, (samples,), generator=generator)
         valid = step_mask(lengths, self.length)
         if self.vocabulary:
@@ -76,6 +79,7 @@ class RNN(SequenceModel):
         self.head = nn.Linear(hidden, out)
 
     def forward(self, sequences: Tensor, lengths: Tensor | None = None) -> Tensor:
+        """``(batch, length[, in])`` and ``(batch,)`` -> ``(batch, length, out)``, or ``(batch, out)``."""
         if self.vocabulary:
             sequences = self.embedding(sequences)
         states = self.lstm(sequences, lengths)
@@ -85,10 +89,9 @@ class RNN(SequenceModel):
 
 
 class PackedLSTM(nn.Module):
-    """``(batch, length, in)`` and lengths ``(batch,)`` -> states ``(batch, length, hidden)``.
+    """An LSTM whose states after the end of a sequence are zeros.
 
-    The states after the end of a sequence are zeros. This module packs its inputs itself, so that it can be
-    replicated separately: a packed batch cannot be split.
+    It packs its inputs itself, so that it can be replicated separately: a packed batch cannot be split.
     """
 
     def __init__(self, in_: int, hidden: int) -> None:
@@ -96,6 +99,7 @@ class PackedLSTM(nn.Module):
         self.cells = nn.LSTM(in_, hidden, batch_first=True)
 
     def forward(self, sequences: Tensor, lengths: Tensor | None) -> Tensor:
+        """``(batch, length, in)`` and ``(batch,)`` -> ``(batch, length, hidden)``."""
         self.cells.flatten_parameters()  # cuDNN wants one tensor; replicas have many
         if lengths is None or type(lengths) is not Tensor:  # fake tensors have no values to pack by
             return self.cells(sequences)[0]
@@ -139,6 +143,10 @@ class Transformer(SequenceModel):
         self.head = nn.Linear(dim, out)
 
     def forward(self, sequences: Tensor, lengths: Tensor | None = None) -> Tensor:
+        """``(batch, length[, in])`` and ``(batch,)`` -> ``(batch, length, out)``, or ``(batch, out)``.
+
+        Raises ValueError for sequences longer than the positions.
+        """
         if sequences.shape[1] > self.length:
             steps = sequences.shape[1]
             raise ValueError(
@@ -149,10 +157,9 @@ class Transformer(SequenceModel):
 
 
 class Encoder(nn.Module):
-    """States ``(batch, length, dim)`` and lengths ``(batch,)`` -> states of the same shape.
+    """Positions, and layers of attention with masks.
 
-    This module makes its masks itself, so that it can be replicated separately: a mask has no batch
-    dimension to split.
+    It makes its masks itself, so that it can be replicated separately: a mask has no rows to split.
     """
 
     def __init__(self, length: int, dim: int, heads: int, depth: int, causal: bool) -> None:
@@ -166,6 +173,7 @@ class Encoder(nn.Module):
         self.norm = nn.LayerNorm(dim)
 
     def forward(self, states: Tensor, lengths: Tensor | None) -> Tensor:
+        """``(batch, length, dim)`` and ``(batch,)`` -> ``(batch, length, dim)``."""
         length = states.shape[1]
         mask = padding = None
         if self.causal:  # steps after the end of a sequence are later than all of it

@@ -84,7 +84,7 @@ class Batches:
 
 def named(numbers: list[int]) -> str:
     """The batches of these numbers: ``batches 0-2, 5``, ``batch 3``."""
-    return f"batch{'es' * (len(numbers) > 1)} {ranges(numbers)}"
+    return f"batch{'es' * (len(numbers) > 1)} {', '.join(ranges(numbers))}"
 
 
 def unobserved(record: Record) -> list[int]:

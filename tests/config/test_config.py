@@ -31,13 +31,8 @@ def test_options_may_be_a_plain_mapping_and_lists_are_tuples() -> None:
 
 def test_the_default_model_follows_the_strategy() -> None:
     models = {name: RunConfig(name).model for name in STRATEGY_OPTIONS}
-    assert [name for name, model in models.items() if model == "linear"] == [
-        "single",
-        "whole",
-        "functional",
-        "ddp",
-    ]
-    assert models["hybrid"] == "embedding"
+    of_linear = [name for name, model in models.items() if model == "linear"]
+    assert (of_linear, models["hybrid"]) == (["single", "whole", "functional", "ddp"], "embedding")
 
 
 def test_a_config_cannot_be_changed_and_its_digest_depends_on_every_value() -> None:

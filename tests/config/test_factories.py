@@ -93,12 +93,12 @@ def test_a_loss_is_bound_to_its_options_and_called_with_two_arguments(user_file:
         ("bux", "--thing: unknown thing 'bux'; there are box, file: did you mean 'box'?"),
         ("", "unknown thing ''"),
         ("box:in=3,in=4", "option 'in' is given twice"),
-        ("box:widht=8", "box takes no option 'widht'; there are width, in, rate"),
+        (
+            "box:widht=8",
+            "box takes no option 'widht'; there are width, in, rate, flat, label: did you mean 'width'?",
+        ),
         ("$:make:widht=8", ":make takes no option 'widht'"),
-        ("box:widht=8", ": did you mean 'width'?"),
-        ("box:width=wide", "'width' takes a whole number, found 'wide'"),
         ("box:width=1.5", "'width' takes a whole number, found 1.5"),
-        ("box:width=True", "'width' takes a whole number, found True"),
         ("box:rate=1e999-1e999", "'rate' takes a number"),
         ("box:flat=1", "'flat' takes true or false, found 1"),
         ("box:5", "box takes no option 'path'; there are width, in, rate"),
@@ -137,16 +137,20 @@ def test_a_failing_import_of_a_file_is_explained(tmp_path: Path, content: str, w
         call(f"{tmp_path}/bad.py:make")
 
 
+LAZY = """
+def net():
+    try:
+        raise RuntimeError('operator torchvision::nms does not exist')
+    except RuntimeError as error:
+        raise ImportError('no Net.') from error
+"""
+
+
 def test_a_failing_import_of_a_lazy_package_is_explained_by_its_cause(tmp_path: Path) -> None:
-    file = tmp_path / "lazy.py"
-    raising = "def net():\n    try:\n        raise RuntimeError('operator torchvision::nms does not exist')\n"
-    file.write_text(
-        f"{raising}    except RuntimeError as error:\n        raise ImportError('no Net.') from error\n"
-    )
-    factory = find("--model", f"{file}:net", {})
+    (tmp_path / "lazy.py").write_text(LAZY)
     said = r"raised ImportError: no Net; caused by RuntimeError: operator torchvision::nms does not exist \("
     with pytest.raises(ConfigError, match=said):
-        factory.call(factory.load())
+        call(f"{tmp_path}/lazy.py:net")
 
 
 def test_modules_of_the_current_directory_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

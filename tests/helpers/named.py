@@ -5,7 +5,7 @@ from torch import nn
 from dpexp.config.factories import find
 from dpexp.config.features import Features
 from dpexp.data import registry as data
-from dpexp.data.base import Source
+from dpexp.data.sources import Source
 from dpexp.models import registry as models
 
 

@@ -2,12 +2,11 @@
 
 import sys
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import Dataset
 
 
 class Model(nn.Module):
@@ -169,11 +168,6 @@ class RaisingExample(Model):
         raise OSError("no samples today")
 
 
-class ShortExample(Model):
-    def example(self, samples: int, generator: torch.Generator) -> Any:
-        return torch.randn(samples, 5), torch.zeros(samples - 1, 2)
-
-
 def vector_loss(outputs: Tensor, targets: Tensor) -> Tensor:
     return (outputs - targets).square().mean(1)
 
@@ -186,43 +180,13 @@ def raising_loss(outputs: Tensor, targets: Tensor) -> Tensor:
     raise AssertionError("no targets")
 
 
-class Rows(Dataset[Any]):
-    """60 samples for ``Model``; sample ``bad`` is the result of ``make``."""
-
-    def __init__(self, bad: int = -1, make: Any = None) -> None:
-        self.bad, self.make = bad, make
+class OneRaises(Dataset[Any]):
+    """60 samples for ``Model``, of which one cannot be read."""
 
     def __len__(self) -> int:
         return 60
 
     def __getitem__(self, index: int) -> Any:
-        return self.make() if index == self.bad else (torch.full((5,), index / 60), torch.zeros(2))
-
-
-def lost() -> Any:
-    raise FileNotFoundError("image 37 is gone")
-
-
-def one_raises() -> Rows:
-    return Rows(37, lost)
-
-
-def no_pairs() -> Rows:
-    return Rows(0, lambda: "five zeros")
-
-
-def shapes_differ() -> Rows:
-    return Rows(37, lambda: (torch.zeros(4), torch.zeros(2)))
-
-
-def empty() -> Any:
-    return []
-
-
-class Stream(IterableDataset[Any]):
-    def __iter__(self) -> Iterator[Any]:
-        yield torch.zeros(5), torch.zeros(2)
-
-
-def stream() -> Stream:
-    return Stream()
+        if index == 37:
+            raise FileNotFoundError("image 37 is gone")
+        return torch.full((5,), index / 60), torch.zeros(2)

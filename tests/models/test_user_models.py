@@ -1,12 +1,13 @@
-"""User models and data: they are the same on every rank and in every run."""
+"""User models and data: they are the same on every rank and in every run, and those of the page work."""
 
 import json
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from helpers.command_lines import script
-from helpers.printed import ROOT, blocks
+from helpers.printed import ROOT, blocks, write_examples
 
 from dpexp.config.run_config import RunConfig
 from dpexp.engine.prepare import prepare
@@ -16,20 +17,25 @@ SHORT = ["--no-track", "--steps", "3", "--warmup", "1", "--phase-steps", "1"]
 PAGE = "docs/models-and-data.md"
 
 
-def examples() -> list[list[str]]:
-    """The words of the commands that the page has for its files."""
-    words = [words for block in blocks(PAGE) for words in block.commands()]
-    return [each[2:] for each in words if ".py:" in " ".join(each)]
-
-
 def test_a_log_of_clicks_is_data(tmp_path: Path) -> None:
-    program = ROOT / "examples" / "click_logs.py"
+    program = str(ROOT / "examples" / "click_logs.py")
     subprocess.run([sys.executable, program, "clicks.tsv"], cwd=tmp_path, check=True)
-    (words,) = [words for words in examples() if "click_logs.py" in " ".join(words)]
-    line = [word.replace("examples/click_logs.py", str(program)) for word in words]
+    printed = [words for block in blocks(PAGE) for words in block.commands() if "hybrid" in words]
+    (words,) = [words[2:] for words in printed if "click_logs.py" in " ".join(words)]
+    line = [word.replace("examples/click_logs.py", program) for word in words]
     run = script("run.py", *line, *SHORT, "--json", folder=tmp_path)
     assert run.returncode == 0, run.stderr
     assert json.loads(run.stdout)["verification"]["passed"] is True
+
+
+@pytest.mark.slow
+def test_models_of_hugging_face_work_as_the_page_has_them(tmp_path: Path, dpexp_home: Path) -> None:
+    (block,) = [block for block in blocks(PAGE) if block.needs == "transformers"]
+    write_examples(PAGE, tmp_path)
+    (tmp_path / "README.md").symlink_to(ROOT / "README.md")
+    for words in block.commands():
+        done = script("run.py", *words[2:], folder=tmp_path, DPEXP_TRACK="0")
+        assert done.returncode == 0, done.stderr
 
 
 DRAWS = """

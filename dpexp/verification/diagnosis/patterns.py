@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import torch
 
-from dpexp.config.words import consecutive, plural, span
+from dpexp.config.words import plural, ranges
 from dpexp.verification.diagnosis.fit import multiple
 
 CLOSE = 1e-6
@@ -131,7 +131,7 @@ def of_rows(found: torch.Tensor, expected: torch.Tensor, ranks: int = 1) -> str:
     wrong = [row for row in range(len(a)) if not torch.linalg.vector_norm(a[row] - b[row]) <= limit]
     if len(wrong) == len(a):
         return ""
-    spans = [span(run, " to ") for run in consecutive(wrong)]
+    spans = ranges(wrong, " to ")
     where = ", ".join(spans[:4] + ["…"] * (len(spans) > 4))
     if not a[wrong].any():
         why = "a sum over ranks is missing, or rows are dropped" if ranks > 1 else "rows are dropped"
