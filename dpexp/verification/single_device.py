@@ -38,14 +38,12 @@ from dpexp.verification.state import State, forget
 
 @dataclass(frozen=True)
 class Update:
-    """What an optimizer has made: the ``state`` after it.
+    """The ``state`` after an optimizer's step, which follows the settings of its groups that steps change.
 
-    ``follows`` are the settings of its groups that its steps change, as ``group 0: lr``. ``narrowest`` is the
-    shortest type in which it has computed, known where it was rounded otherwise.
+    ``narrowest`` is the shortest type in which it has computed, known where it was rounded otherwise.
     """
 
     state: State
-    follows: frozenset[str]
     narrowest: torch.dtype | None = None
 
 
@@ -199,10 +197,9 @@ class SingleDevice:
         optimizers.write_attributes(state.attributes)
         with alone(), _rounded(draw) as rounded:
             self.trainer.update()
-        follows = state.follows | self._changed_settings()
-        after = State.of(self.trainer, state.objective).following(follows)
+        after = State.of(self.trainer, state.objective).following(state.follows | self._changed_settings())
         forget(self.trainer)
-        return Update(after, follows, rounded.narrowest if rounded is not None else None)
+        return Update(after, rounded.narrowest if rounded is not None else None)
 
     def _changed_settings(self) -> frozenset[str]:
         """The settings of groups that the optimizer's steps change.
