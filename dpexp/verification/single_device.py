@@ -10,7 +10,7 @@ otherwise by a ``draw``. It computes on the host, with no other rank in its proc
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -113,10 +113,10 @@ class SingleDevice:
         self._load(state)
         self.trainer.loss = loss
         versions = {name: each._version for name, each in self.trainer.parameters().items()}
-        recorder, numbers = Recorder(self.trainer, True, end_step, with_loss=True), _RandomNumbers()
+        recorder, rng = Recorder(self.trainer, True, end_step, with_loss=True), _RandomNumbers()
 
         def begin(chunk: int) -> None:
-            numbers.begin(state.random[chunk])
+            rng.begin(state.random[chunk])
             if from_own:
                 self._load_buffers(state.buffers[chunk])
 
@@ -125,15 +125,15 @@ class SingleDevice:
             self._in(mode, begin) as chunked,
             recorder.hooks(order=True) if hooks else nullcontext(),
         ):
-            numbers.begin(state.random[0])
+            rng.begin(state.random[0])
             with alone(), _rounded(draw), suppress(StepEndedError):
                 self.trainer.step(in_dtype(batch, self.dtype), ExactObserver(recorder))
-            numbers.look()
+            rng.look()
         parameters = self.trainer.parameters()
         step = replace(
             recorder.step,
             buffers=[*map(_cloned, [self.trainer.buffers()] if chunked is None else chunked.buffers_after)],
-            drew=numbers.drew,
+            drew=rng.drew,
             wrote=_cloned({n: p.detach() for n, p in parameters.items() if p._version != versions[n]}),
             additions={name: _additions(each.grad) for name, each in parameters.items()},
             stores=objective.criterion is not None and objective.criterion.is_method and self._has_stored(),
@@ -147,16 +147,16 @@ class SingleDevice:
     ) -> Step:
         """The outputs of a batch in eval mode, without gradients."""
         self._load(state)
-        recorder, numbers = Recorder(self.trainer, True, lambda: None), _RandomNumbers()
-        with kept_globals(), self._in(mode, lambda chunk: numbers.begin(state.random[chunk])):
+        recorder, rng = Recorder(self.trainer, True, lambda: None), _RandomNumbers()
+        with kept_globals(), self._in(mode, lambda chunk: rng.begin(state.random[chunk])):
             with recorder.hooks() if hooks else nullcontext(), alone(), _rounded(draw):
                 outputs = self.trainer.evaluate(in_dtype(batch, self.dtype))
-            numbers.look()
+            rng.look()
         recorder.forward_ended(outputs)
-        return replace(recorder.step, drew=numbers.drew)
+        return replace(recorder.step, drew=rng.drew)
 
     @contextmanager
-    def _in(self, mode: Mode, begin: Any) -> Iterator[Chunked | None]:
+    def _in(self, mode: Mode, begin: Callable[[int], object]) -> Iterator[Chunked | None]:
         """The model in this mode, and what splits its rows; ``begin(chunk)`` is called before each chunk.
 
         A model may see what wraps its parts: what computes a batch as one has no wrappers.
