@@ -65,9 +65,9 @@ def checked_state(sides: Sides, trial: Trial) -> tuple[Trial, State]:
             text = f"parameter '{name}' is not the same on all ranks that have it"
             text += f" (apart by {failed.error:.1e}): the ranks have trained apart"
             return replace(trial, failure=Failure(failed, text=text)), state
-    if not any(group.all_gather(trial.left.state is not None)):
+    if not any(group.all_gather(trial.state is not None)):
         return trial, state
-    left, now = (_kept(each, sides) for each in (trial.left.state or state, state))
+    left, now = (_kept(each, sides) for each in (trial.state or state, state))
     trial, failed = _judged(sides, trial, {kind: (now[kind], left[kind]) for kind in left})
     if failed is not None:
         text = f"{_ONE_OF[failed.kind]} '{failed.tensor}' is not as the step before has left it (apart by "
@@ -98,7 +98,7 @@ def checked_window(sides: Sides, trial: Trial) -> Trial:
 
     Only where no row depends on those beside it. Windows that cannot be joined are not looked at.
     """
-    optimizers, window = sides.layout.optimizers, trial.left.window
+    optimizers, window = sides.layout.optimizers, trial.window
     if optimizers is None or optimizers.batches or len(window) < 2:
         return trial
     try:

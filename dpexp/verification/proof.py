@@ -154,8 +154,8 @@ class Tries:
                 return replace(after, failure=replace(after.failure, where=where))
         if optimizers is not None:
             optimizers.restart()
-        trial = replace(trial, reached=after.reached, notes=after.notes, by_shards=after.by_shards)
-        return trial.forgotten()
+        kept = replace(trial, reached=after.reached, notes=after.notes, by_shards=after.by_shards)
+        return replace(kept, state=None)
 
     def _computes(self, batch: Batch, mode: Mode, reached: frozenset[str]) -> bool:
         """Whether a single device computes finite numbers, and no rank lacks a gradient that others have."""

@@ -10,7 +10,7 @@ otherwise by a ``draw``. It computes on the host, with no other rank in its proc
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -39,14 +39,12 @@ from dpexp.verification.state import State, forget
 
 @dataclass(frozen=True)
 class Update:
-    """What an optimizer has made: the ``state`` after it.
+    """The ``state`` after an optimizer's step, which follows the settings of its groups that steps change.
 
-    ``follows`` are the settings of its groups that its steps change, as ``group 0: lr``. ``narrowest`` is the
-    shortest type in which it has computed, known where it was rounded otherwise.
+    ``narrowest`` is the shortest type in which it has computed, known where it was rounded otherwise.
     """
 
     state: State
-    follows: frozenset[str]
     narrowest: torch.dtype | None = None
 
 
@@ -116,10 +114,10 @@ class SingleDevice:
         self._load(state)
         self.trainer.loss = loss
         versions = {name: each._version for name, each in self.trainer.parameters().items()}
-        recorder, numbers = Recorder(self.trainer, True, end_step, with_loss=True), _RandomNumbers()
+        recorder, rng = Recorder(self.trainer, True, end_step, with_loss=True), _RandomNumbers()
 
         def begin(chunk: int) -> None:
-            numbers.begin(state.random[chunk])
+            rng.begin(state.random[chunk])
             if from_own:
                 self._load_buffers(state.buffers[chunk])
 
@@ -128,15 +126,15 @@ class SingleDevice:
             self._in(mode, begin) as chunked,
             recorder.hooks(order=True) if hooks else nullcontext(),
         ):
-            numbers.begin(state.random[0])
+            rng.begin(state.random[0])
             with alone(), _rounded(draw), suppress(StepEndedError):
                 self.trainer.step(in_dtype(batch, self.dtype), ExactObserver(recorder))
-            numbers.look()
+            rng.look()
         parameters = self.trainer.parameters()
         step = replace(
             recorder.step,
             buffers=[*map(_cloned, [self.trainer.buffers()] if chunked is None else chunked.buffers_after)],
-            drew=numbers.drew,
+            drew=rng.drew,
             wrote=_cloned({n: p.detach() for n, p in parameters.items() if p._version != versions[n]}),
             additions={name: _additions(each.grad) for name, each in parameters.items()},
             stores=objective.criterion is not None and objective.criterion.is_method and self._has_stored(),
@@ -150,16 +148,16 @@ class SingleDevice:
     ) -> Step:
         """The outputs of a batch in eval mode, without gradients."""
         self._load(state)
-        recorder, numbers = Recorder(self.trainer, True, lambda: None), _RandomNumbers()
-        with kept_globals(), self._in(mode, lambda chunk: numbers.begin(state.random[chunk])):
+        recorder, rng = Recorder(self.trainer, True, lambda: None), _RandomNumbers()
+        with kept_globals(), self._in(mode, lambda chunk: rng.begin(state.random[chunk])):
             with recorder.hooks() if hooks else nullcontext(), alone(), _rounded(draw):
                 outputs = self.trainer.evaluate(in_dtype(batch, self.dtype))
-            numbers.look()
+            rng.look()
         recorder.forward_ended(outputs)
-        return replace(recorder.step, drew=numbers.drew)
+        return replace(recorder.step, drew=rng.drew)
 
     @contextmanager
-    def _in(self, mode: Mode, begin: Any) -> Iterator[Chunked | None]:
+    def _in(self, mode: Mode, begin: Callable[[int], object]) -> Iterator[Chunked | None]:
         """The model in this mode, and what splits its rows; ``begin(chunk)`` is called before each chunk.
 
         A model may see what wraps its parts: what computes a batch as one has no wrappers.
@@ -200,10 +198,9 @@ class SingleDevice:
         optimizers.write_attributes(state.attributes)
         with alone(), _rounded(draw) as rounded:
             self.trainer.update()
-        follows = state.follows | self._changed_settings()
-        after = State.of(self.trainer, state.objective).following(follows)
+        after = State.of(self.trainer, state.objective).following(state.follows | self._changed_settings())
         forget(self.trainer)
-        return Update(after, follows, rounded.narrowest if rounded is not None else None)
+        return Update(after, rounded.narrowest if rounded is not None else None)
 
     def _changed_settings(self) -> frozenset[str]:
         """The settings of groups that the optimizer's steps change.

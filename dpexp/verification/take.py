@@ -34,7 +34,7 @@ from dpexp.verification.judge import judge
 from dpexp.verification.recorder import Recorder, Step, end_step
 from dpexp.verification.references import judged_outputs, judged_step
 from dpexp.verification.sides import Sides
-from dpexp.verification.trial import Left, Trial
+from dpexp.verification.trial import Trial
 from dpexp.verification.updates import BeforeUpdate, judged_update
 from dpexp.verification.window import Window
 
@@ -84,7 +84,7 @@ def take_step(sides: Sides, trial: Trial, batch: Batch, part: Batch, *, updates:
             layout.step(part.copied(), recorder)
     except StepEndedError:
         if trial.failure is None:
-            return trial.forgotten()  # a forward may have counted
+            return replace(trial, state=None)  # a forward may have counted
         return trial if sides.records else _with_calls(sides, trial, expected, part)
     except Exception:
         shapes, wanted = _shapes(recorder.step), _shapes(expected.step)
@@ -114,7 +114,7 @@ def take_evaluation(sides: Sides, trial: Trial, batch: Batch) -> Trial:
     if trial.failure is not None:
         return trial
     expected = sides.single.evaluate(state, batch, sides.mode.on_all_rows, hooks=sides.records)
-    trial = trial.forgotten()  # a forward in eval mode may write to buffers, and to rows of a table
+    trial = replace(trial, state=None)  # a forward in eval mode may write to buffers, and to rows of a table
     if expected.drew:
         return trial
     recorder = Recorder(sides.layout, True, lambda: None)
@@ -139,7 +139,7 @@ def _begin(sides: Sides, trial: Trial, batch: Batch) -> tuple[Trial, Expected | 
     trial, state = checked_state(sides, trial)
     if trial.failure is not None:
         return trial, None
-    window = trial.left.window.followed_by(state, batch, trial.left.gradients)
+    window = trial.window.followed_by(state, batch, trial.gradients)
     threads = torch.get_num_threads()
     try:
         step = sides.single.step(window.state, batch, sides.mode, hooks=sides.records)
@@ -153,8 +153,8 @@ def _begin(sides: Sides, trial: Trial, batch: Batch) -> tuple[Trial, Expected | 
     if step.stores and sides.is_split and sides.mode.chunks is not None:
         raise SingleDeviceError(RuntimeError("its loss reads what the forward of one shard has stored"))
     by_shards = trial.by_shards | (step.wrote.keys() if sides.is_split else set())
-    left = Left(trial.left.state, window, step.gradients)
-    return replace(trial, by_shards=by_shards, left=left), Expected(window, step, threads)
+    trial = replace(trial, by_shards=by_shards, window=window, gradients=step.gradients)
+    return trial, Expected(window, step, threads)
 
 
 def _computed(

@@ -22,18 +22,6 @@ NOT_COMPARABLE = "not comparable"
 
 
 @dataclass(frozen=True)
-class Left:
-    """What the latest step has left: the ``state`` of the layout, which nothing but a step may change.
-
-    None where a forward may have counted. The gradients in the ``window`` so far are a single device's.
-    """
-
-    state: State | None = None
-    window: Window = field(default_factory=Window)
-    gradients: Tensors = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
 class Trial:
     """Steps on batches of so many ``rows``, up to the first ``failure``; a step more makes another trial.
 
@@ -41,6 +29,9 @@ class Trial:
     rounding would hide an error. To tensors ``by_shards`` the forward of each shard writes other numbers.
     ``reached`` are parameters that had a gradient, ``follows`` settings that the optimizer's steps change,
     and ``type_of_update`` is the shortest type in which it computes, once its rounding was measured.
+
+    The latest step has left this ``state`` of the layout, which nothing but a step may change; None where a
+    forward may have counted. ``gradients`` are a single device's in the ``window`` so far.
     """
 
     rows: tuple[int, ...] = ()
@@ -52,7 +43,9 @@ class Trial:
     reached: frozenset[str] = frozenset()
     follows: frozenset[str] = frozenset()
     type_of_update: torch.dtype | None = None
-    left: Left = field(default_factory=Left)
+    state: State | None = None
+    window: Window = field(default_factory=Window)
+    gradients: Tensors = field(default_factory=dict)
 
     @property
     def steps(self) -> int:
@@ -75,13 +68,15 @@ class Trial:
         """With notes, each once."""
         return replace(self, notes=tuple(dict.fromkeys([*self.notes, *notes])))
 
-    def forgotten(self) -> Trial:
-        """Without a state that the next step must begin from."""
-        return replace(self, left=replace(self.left, state=None))
-
     def restarted(self) -> Trial:
         """With the errors, but none of the steps; without the batches since the optimizer's last step."""
-        return replace(self, rows=(), failure=None, hidden={}, by_shards=frozenset(), left=Left())
+        return Trial(
+            errors=self.errors,
+            notes=self.notes,
+            reached=self.reached,
+            follows=self.follows,
+            type_of_update=self.type_of_update,
+        )
 
 
 def uncompared(trial: Trial, layout: Trainer, usual: torch.dtype) -> list[str]:

@@ -50,7 +50,7 @@ def run(both: ProofSides, trial: Trial, each: Try) -> Trial:
             part = both.objective.weighted(batch.part(group.rows), group)
             seed_globals(((trial.steps + 1) << 16) + group.dp_rank)
             trial = take_step(sides, trial, batch, part, updates=updates)
-            gradients = trial.left.gradients.items()
+            gradients = trial.gradients.items()
             reached = {n for n, grad in gradients if n not in trial.reached and magnitude(grad) > 0}
             trial = replace(trial, reached=trial.reached | reached)
             if trial.failure is None and updates and rows_are_apart:

@@ -57,7 +57,7 @@ def judged_update(sides: Sides, trial: Trial, before: BeforeUpdate) -> Trial:
         return single.update(before.state, gradients, before.expected, clip_norm=clip_norm, draw=draw)
 
     after = update(sides.single)
-    left = sides.state(after.follows)
+    left = sides.state(after.state.follows)
 
     def comparisons() -> Iterator[tuple[Kinds, Noise]]:
         found = _apart(left, after, before) | {"buffers": _buffers(sides.layout.buffers(), before, after)}
@@ -70,15 +70,15 @@ def judged_update(sides: Sides, trial: Trial, before: BeforeUpdate) -> Trial:
     verdict = judge(trial.steps, comparisons(), sides.limits, sides.group)
     trial = replace(
         trial.judged(verdict),
-        follows=after.follows,
+        follows=after.state.follows,
         type_of_update=narrowest[-1] if narrowest else trial.type_of_update,
-        left=replace(trial.left, state=left),
+        state=left,
     )
     if verdict.failed is None:
         return trial
     failure = Failure(
         verdict.failed,
-        trial.left.window.batch,
+        trial.window.batch,
         before.found,
         before.expected,
         before=before.state.parameters,
