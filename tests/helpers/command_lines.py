@@ -35,7 +35,8 @@ ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = str(ROOT / "scripts" / "run.py")
 HELPERS = Path(__file__).parent
 ENVIRONMENT = {
-    "PYTHONPATH": str(ROOT / "tests"),  # for tests that are the file of a user
+    # tests that are the file of a user, and what the developer has set
+    "PYTHONPATH": os.pathsep.join([str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")]).strip(os.pathsep),
     "COLUMNS": "400",
     "OMP_NUM_THREADS": "1",
     "TORCH_CPP_LOG_LEVEL": "ERROR",

@@ -25,7 +25,7 @@ FILE, LAYOUTS = plain_loop.__file__, f"{HELPERS}/layouts.py"
 SPARSE = {"sparse": True}
 PROCESS: dict[str, dict[str, Any]] = {
     "single": {"devices": "cpu"},
-    "whole": {"virtual": 4, "output_device": "cpu:1"},
+    "whole": {"virtual": 4},
     "block": {"virtual": 2, "block": ["embedding", "block*"]},
     "functional": {"virtual": 3},
     "hybrid": {"virtual": 1},

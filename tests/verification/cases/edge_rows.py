@@ -50,15 +50,6 @@ def bounds_of_four_shards(model):
     _changed_vectors(model, changed)
 
 
-@wrong("replicas", model="nets:Words", words=WORDS)
-def short_shard(model):
-    """The table is padded to three shards of equal size, and the last shard ends where the others would."""
-    size = Words.SIZE // 3
-    _changed_vectors(
-        model, lambda ids, vectors: torch.where((ids >= 3 * size)[..., None], 0 * vectors, vectors)
-    )
-
-
 @wrong("host", model="nets:Words", words=WORDS)
 def a_row_of_one_id(model):
     """A row that has one id throughout is taken for an empty one."""

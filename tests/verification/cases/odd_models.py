@@ -33,17 +33,10 @@ class Compiled(Two):
 
 @right("ddp")
 class Checkpointed(Two):
-    """Computes the middle again in backward, by a backward inside of it; once or several times."""
-
-    def __init__(self, calls=1):
-        super().__init__()
-        self.calls = calls
+    """Computes the middle again in backward, by a backward inside of it."""
 
     def forward(self, x):
-        x = self.first(x)
-        for _ in range(self.calls):
-            x = checkpoint(self.middle, x, use_reentrant=True)
-        return self.head(x)
+        return self.head(checkpoint(self.middle, self.first(x), use_reentrant=True))
 
 
 class Synchronized(Two):
@@ -53,10 +46,6 @@ class Synchronized(Two):
 
 class Scan(Two):
     """A recurrence in float32 inside of a model of any type, as the scan of a Mamba is."""
-
-    def __init__(self, wrong=False):
-        super().__init__()
-        self.wrong = wrong
 
     def forward(self, x):
         x, weight = self.first(x), self.middle.weight.float()

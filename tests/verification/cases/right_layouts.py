@@ -6,7 +6,6 @@ from warnings import catch_warnings
 import torch
 from catalogue import not_comparable, right
 from nets import Net
-from pieces import change_gradients
 from torch import distributed, nn
 from torch.distributed._composable.replicate import replicate
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
@@ -46,19 +45,6 @@ def looks(model):
     model.second.weight.register_hook(lambda gradient: seen.append(float(gradient.norm())))
 
 
-@right("ranks")
-def own_all_reduce(model):
-    """Gradients are all-reduced by a hook for each parameter, which waits."""
-
-    def mean(gradient):
-        gradient /= distributed.get_world_size()
-        distributed.all_reduce(gradient, async_op=True).wait()
-        return gradient
-
-    change_gradients(model.parameters(), mean)
-    return model
-
-
 @right("ranks", model="nets:NormsAndDrops")
 def ddp_with_options(model):
     """DDP with a static graph, views of its buckets, and the hook that does what it does without one."""
@@ -71,13 +57,6 @@ def ddp_with_options(model):
 def composable(model):
     """Composable `replicate`."""
     return replicate(model)
-
-
-@right("shards")
-def nested_shards(model):
-    """`fully_shard` of two layers and of the model around them."""
-    for each in (model.first, model.second):
-        fully_shard(each)
 
 
 @right("ranks", accumulate=2, clip_norm=0.01, optimizer="adam")

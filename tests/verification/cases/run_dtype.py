@@ -8,12 +8,6 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compr
 from torch.nn.parallel import DistributedDataParallel
 
 
-@wrong("host")
-def scaled_in_float32(model):
-    """The output of `second` is 1% too large where it is float32."""
-    changed_output(model.second, lambda x: x * 1.01 if x.dtype == torch.float32 else x)
-
-
 @wrong("replicas")
 def rounded_weights(model):
     """The weights of float32 are rounded to bfloat16 when they are laid out."""
