@@ -45,9 +45,9 @@ RANKS: dict[str, dict[str, Any]] = {
     "custom of rows": {"layout": f"{LAYOUTS}:sharded", "mesh": "dp=2"},
 }
 """Layouts of two ranks."""
-FEW = ("functional", "hybrid of replicas", "custom", "ddp unused", "custom of rows")
-"""Those whose gradients come together as in another: they train with some optimizers."""
-FOR_SPARSE = ("sgd", "adam", "adagrad")
+WITH_ALL = ("single", "whole", "ddp", "fsdp")
+"""The others train with three optimizers: their gradients come together as in one of these, or are sparse."""
+OPTIMIZERS_OF_OTHERS = ("sgd", "adam", "adagrad")
 
 TRAININGS = (
     Training("mse", "sgd", accumulate=2, clip_norm=0.05, warmup=3),
@@ -80,7 +80,7 @@ LOSSES: dict[str, dict[str, str]] = {
 def trainings(layout: str, options: dict[str, Any]) -> Iterator[tuple[Training, dict[str, Any]]]:
     """The trainings of a layout, each with the options of its run."""
     for each in TRAININGS:
-        if each.optimizer in FOR_SPARSE or not ("sparse" in options or layout in FEW):
+        if layout in WITH_ALL or each.optimizer in OPTIMIZERS_OF_OTHERS:
             training = replace(each, sparse=options.get("sparse", False))
             yield training, {"strategy": layout.split(maxsplit=1)[0], **options_of(training), **options}
 
