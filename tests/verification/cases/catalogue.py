@@ -176,11 +176,13 @@ _CASES: list[Case] = []
 
 
 def _claims(verdict: str) -> Callable[..., Any]:
-    """The decorator of this verdict. It may stand before a case several times."""
+    """The decorator of this verdict, which may stand before a case several times."""
 
     def decorator(
         *over: str, words: str = "", module: str = "", kind: str = "", **options: Any
     ) -> Callable[[Any], Any]:
+        assert verdict == "right" or words or module or kind
+
         def register(case: Any) -> Any:
             change = getattr(case, "change", case)
             file, name = change.__module__, change.__name__

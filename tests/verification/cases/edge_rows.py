@@ -10,25 +10,25 @@ from torch.nn import functional
 WORDS = "on a made batch of edge rows, "
 
 
-@wrong("host", model="nets:Words", words=WORDS)
+@wrong("host", model="nets:Words", module="table", kind="outputs", words=WORDS)
 def last_id(model):
     """The last id is looked up as the one before it."""
     model.table.register_forward_pre_hook(lambda table, args: (args[0].clamp(max=Words.SIZE - 2),))
 
 
-@wrong("host", model="nets:Words", words=WORDS)
+@wrong("host", model="nets:Words", module="table", kind="outputs", words=WORDS)
 def first_id(model):
     """The first id counts as missing."""
     _changed_vectors(model, lambda ids, vectors: torch.where((ids == 0)[..., None], 0 * vectors, vectors))
 
 
-@wrong("host", model="nets:Words", words=WORDS)
+@wrong("host", model="nets:Words", module="table", kind="gradients", words=WORDS)
 def padding_is_trained(model):
     """The layout's table does not know its padding, which gets a gradient."""
     model.table.padding_idx = None
 
 
-@wrong("host", model="nets:Words", words=WORDS)
+@wrong("host", model="nets:Words", module="table", kind="gradients", words=WORDS)
 def twice_in_a_row(model):
     """An id that a row has twice has the gradient of one lookup."""
 
@@ -39,7 +39,7 @@ def twice_in_a_row(model):
     _changed_vectors(model, changed)
 
 
-@wrong("host", model="nets:Words", words=WORDS)
+@wrong("host", model="nets:Words", module="table", kind="outputs", words=WORDS)
 def bounds_of_four_shards(model):
     """Of four shards of the table, each also has the first id of the next: it is looked up twice."""
 
@@ -50,14 +50,14 @@ def bounds_of_four_shards(model):
     _changed_vectors(model, changed)
 
 
-@wrong("host", model="nets:Words", words=WORDS)
+@wrong("host", model="nets:Words", module="table", kind="outputs", words=WORDS)
 def a_row_of_one_id(model):
     """A row that has one id throughout is taken for an empty one."""
     is_one = lambda ids: (ids == ids[:, :1]).all(1)  # noqa: E731
     _changed_vectors(model, lambda ids, vectors: vectors * ~is_one(ids)[:, None, None])
 
 
-@wrong("host", model="nets:Net", words=WORDS)
+@wrong("host", model="nets:Net", module="third", kind="gradients", words=WORDS)
 def alike(model):
     """Of rows that are alike, only one has a gradient."""
 
@@ -69,19 +69,19 @@ def alike(model):
     model.register_forward_hook(changed)
 
 
-@wrong("replicas", model="nets:Net", words=WORDS)
+@wrong("replicas", model="nets:Net", kind="outputs", words=WORDS)
 def zero_row(model):
     """A row of zeros is skipped."""
     model.register_forward_hook(lambda module, args, y: y * (args[0] != 0).any(1, keepdim=True))
 
 
-@wrong("ranks", model="nets:Net", words=WORDS)
+@wrong("ranks", model="nets:Net", module="first", kind="outputs", words=WORDS)
 def clipped(model):
     """Numbers over 20 are clipped."""
     model.register_forward_pre_hook(lambda module, args: (args[0].clamp(-20, 20),))
 
 
-@wrong("alike", model="nets:Words", words=WORDS)
+@wrong("alike", model="nets:Words", module="table", kind="outputs", words=WORDS)
 def vocabulary(model):
     """Each rank also looks up the first id of the next one: `<=` in place of `<`."""
     table, tp = model.table, Ranks(init_device_mesh("cpu", (2,), mesh_dim_names=("tp",)), "tp")

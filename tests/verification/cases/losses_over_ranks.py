@@ -37,7 +37,12 @@ class Correlated(Net):
         return correlations(outputs, all_reduce)
 
 
-@wrong("ddp", words="it is 1/2 of it: divided by the number of ranks once too often")
+@wrong(
+    "ddp",
+    module="third",
+    kind="gradients",
+    words="it is 1/2 of it: divided by the number of ranks once too often",
+)
 class CorrelatedWithoutBackward(Net):
     """PyTorch's plain `all_reduce` has no backward."""
 

@@ -99,7 +99,13 @@ def rounded_in_halves(model):
     model.router.halves = True
 
 
-@wrong("host", model="odd_models:Gated", words="of parameter 'router.weight' (by 8.0e-01)")
+@wrong(
+    "host",
+    model="odd_models:Gated",
+    module="router",
+    kind="gradients",
+    words="of parameter 'router.weight' (by 8.0e-01)",
+)
 def part_of_a_small_gradient(model):
     """The router is rounded otherwise, and has a fifth of its gradient."""
     model.router.halves = True

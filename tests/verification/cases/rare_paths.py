@@ -8,13 +8,13 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 
-@wrong("host")
+@wrong("host", kind="outputs")
 def eval_mode(model):
     """In eval mode the outputs are 10% too large."""
     model.register_forward_hook(lambda module, args, x: x if module.training else x * 1.1)
 
 
-@wrong("host", eval=True)
+@wrong("host", eval=True, kind="outputs")
 def eval_run(model):
     """In a run of `--eval`, the outputs are 10% too large from the 4th batch on."""
     model.register_forward_hook(
@@ -22,21 +22,21 @@ def eval_run(model):
     )
 
 
-@wrong("host", accumulate=2)
+@wrong("host", accumulate=2, module="third", kind="gradients")
 def second_of_two(model):
     """The second batch of two that accumulate replaces the gradient of the first."""
     for each in model.parameters():
         each.register_hook(lambda grad, each=each: grad if each.grad is None else grad - each.grad)
 
 
-@wrong("replicas", clip_norm=0.01)
+@wrong("replicas", clip_norm=0.01, module="third", kind="gradients")
 def second_clipping(model):
     """The layout clips the gradient of each parameter by itself, where its norm is above 0.05."""
     for parameter in model.parameters():
         parameter.register_hook(lambda grad: grad * min(1.0, 0.05 / float(grad.norm() + 1e-30)))
 
 
-@wrong("host")
+@wrong("host", module="second", kind="outputs")
 def without_gradient(model):
     """Under `no_grad` the output of `second` is 10% too large."""
     changed_output(model.second, lambda x: x if torch.is_grad_enabled() else x * 1.1)

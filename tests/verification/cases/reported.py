@@ -8,7 +8,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import get_total_norm
 
 
-@wrong("ranks", words="its own rows")
+@wrong("ranks", module="third", kind="gradients", words="its own rows")
 def hook_reduces_the_parameter(model):
     """huggingface/picotron#39: a hook gets the parameter, and reduces that, not its gradient."""
 
@@ -43,7 +43,7 @@ class ClipsItsShard(Clips):
         return gradient.to_local() if hasattr(gradient, "to_local") else gradient
 
 
-@wrong("fsdp", optimizer="reported:ClipsItsShard", words="a number of its own shard")
+@wrong("fsdp", optimizer="reported:ClipsItsShard", kind="parameters", words="a number of its own shard")
 class ClippedByShard(Net):
     """SpecForge#663: the optimizer clips by the norm of this rank's own shards, not by that of all ranks."""
 
@@ -58,7 +58,7 @@ def there_and_back(module):
     return module.to(torch.float64 if kind == torch.float32 else torch.float32).to(kind)
 
 
-@wrong("ranks", words="it was wrapped")
+@wrong("ranks", module="third", kind="gradients", words="it was wrapped")
 def cast_after(model):
     """pytorch#104336: a model that is cast after it was wrapped in DDP no longer reduces its gradients."""
     return there_and_back(DistributedDataParallel(model))
@@ -78,7 +78,7 @@ class Unused(Net):
         self.unused = nn.Linear(6, 4)
 
 
-@wrong("ranks", model="reported:Unused", words="unused.weight")
+@wrong("ranks", model="reported:Unused", module="third", kind="gradients", words="unused.weight")
 def unused_parameter(model):
     """pytorch#128949: the bucket of a parameter that no loss uses is never reduced, and nothing is said."""
 

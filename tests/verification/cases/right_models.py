@@ -7,7 +7,6 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 from catalogue import STRATEGIES, right
-from hidden import Magnitudes as Magnitudes_
 from nets import Net, NormsAndDrops
 from torch import nn
 from torch.nn import functional
@@ -21,11 +20,6 @@ REPLICATED = ("functional", "ddp", "ranks")
 @right("alike", words="random layers")
 class Both(NormsAndDrops):
     """Batch norm and dropout."""
-
-
-@right("host")
-class Magnitudes(Magnitudes_):
-    """Numbers of 1e-13 to 1e30 beside each other."""
 
 
 @right(*REPLICATED)

@@ -9,7 +9,7 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 
-@wrong("host", model="nets:Norms")
+@wrong("host", model="nets:Norms", module="norm", kind="buffers")
 def momentum(model):
     """The batch norm has momentum 0.5, not 0.1."""
     model.norm.momentum = 0.5
@@ -39,14 +39,14 @@ class Synchronized(nn.BatchNorm1d):
         return (x - mean) / (variance + self.eps).sqrt() * self.weight + self.bias
 
 
-@wrong("ranks", model="nets:Norms", words="norm.running_var")
+@wrong("ranks", model="nets:Norms", module="norm", kind="buffers", words="norm.running_var")
 def biased_of_all_rows(model):
     """A synchronized batch norm keeps the biased variance of all rows."""
     with_norm(model, Synchronized(8))
     model.norm.correction = 0
 
 
-@wrong("ranks", model="nets:Norms")
+@wrong("ranks", model="nets:Norms", module="norm", kind="buffers")
 def statistics_of_last_rank(model):
     """Before each forward the buffers of the last rank go to all."""
 
@@ -70,13 +70,13 @@ class Own(nn.Dropout):
         return self.drop(x) if self.training else x
 
 
-@wrong("replicas", model="nets:Drops")
+@wrong("replicas", model="nets:Drops", module="drop", kind="outputs")
 def dropout_of_columns(model):
     """Whole columns are dropped, and not numbers."""
     model.drop = Own(lambda x: x * functional.dropout(torch.ones_like(x[:1]), 0.4))
 
 
-@wrong("ranks", model="nets:Drops")
+@wrong("ranks", model="nets:Drops", module="drop", kind="outputs")
 def equal_masks(model):
     """The masks of all ranks are drawn from one seed in every step: they are the same."""
 
@@ -112,7 +112,12 @@ def seeded_alike(model):
     torch.manual_seed(0)
 
 
-@wrong("ddp", words="the ranks draw the same random numbers: seed the generator of each differently")
+@wrong(
+    "ddp",
+    module="third",
+    kind="outputs",
+    words="the ranks draw the same random numbers: seed the generator of each differently",
+)
 class GeneratorsSeededAlike(Dropping):
     """The model has a generator of its own, with one seed on all ranks."""
 

@@ -24,7 +24,12 @@ class Writing(nn.Module):
         return self.fc(vectors)
 
 
-@wrong("ddp", words="parameter 'table.weight' is not the same on all ranks that have it")
+@wrong(
+    "ddp",
+    module="table",
+    kind="parameters",
+    words="parameter 'table.weight' is not the same on all ranks that have it",
+)
 class HalvedByAHook(Writing):
     """DDP keeps the hook, which is linear; each rank writes to the table from its own rows."""
 
@@ -33,7 +38,7 @@ class HalvedByAHook(Writing):
         self.fc.weight.register_hook(lambda gradient: gradient / 2)
 
 
-@wrong("ddp", words="a hook on a parameter is not linear")
+@wrong("ddp", module="fc", kind="gradients", words="a hook on a parameter is not linear")
 class ClampedByAHook(Writing):
     """The mean of clamped gradients is not the clamped mean."""
 
