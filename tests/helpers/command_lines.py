@@ -1,6 +1,6 @@
 """Command lines: those of ``scripts/`` in this process, and ``python WORDS`` in a forked child of another.
 
-The other process has imported torch. ``shared()`` is its handle; it is ``forked_python.py``.
+The other is a fork server that has imported torch (``forked_python.py``).
 """
 
 from __future__ import annotations
@@ -9,23 +9,24 @@ import atexit
 import contextlib
 import importlib
 import io
-import json
+import multiprocessing
 import os
-import select
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
-import time
 import warnings
 from collections.abc import Mapping, Sequence
 from functools import cache
+from multiprocessing import forkserver
+from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 from unittest import mock
 
 from dpexp.commands.app import run_app
+from helpers.forked_python import run_command
 
 if TYPE_CHECKING:
     from typer import Typer
@@ -33,9 +34,9 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = str(ROOT / "scripts" / "run.py")
 HELPERS = Path(__file__).parent
-SERVER = HELPERS / "forked_python.py"
 ENVIRONMENT = {
-    "PYTHONPATH": str(ROOT / "tests"),  # for tests that are the file of a user
+    # tests that are the file of a user, and what the developer has set
+    "PYTHONPATH": os.pathsep.join([str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")]).strip(os.pathsep),
     "COLUMNS": "400",
     "OMP_NUM_THREADS": "1",
     "TORCH_CPP_LOG_LEVEL": "ERROR",
@@ -46,43 +47,42 @@ PATIENCE_S = 1000
 
 
 class Command:
-    """A command line that was started. It has what the tests use of ``subprocess.Popen``."""
+    """``python WORDS`` in a child of the fork server. It has what the tests use of ``subprocess.Popen``."""
 
-    def __init__(self, lines: CommandLines, number: int, words: tuple[str, ...]) -> None:
+    def __init__(self, *words: str, folder: Path = ROOT, stdin: str = "", **environment: str) -> None:
+        """In a folder, with the environment of this process and more variables, and a text as stdin."""
         self.args = words
-        self.pid = 0
-        self.returncode: int | None = None
-        self._lines, self._number = lines, number
-        self._output = ("", "")
-        self.folder = Path(tempfile.mkdtemp(prefix="dpexp-command-"))
-        self.stdin: IO[str] | None = None
-        for name in ("stdout", "stderr"):
-            (self.folder / name).touch()
+        self._folder = Path(tempfile.mkdtemp(prefix="dpexp-command-"))
+        self._files = [self._folder / name for name in ("stdin", "stdout", "stderr")]
+        for file, text in zip(self._files, (stdin, "", ""), strict=True):
+            file.write_text(text)
+        given = (words, str(folder), os.environ | ENVIRONMENT | environment, [*map(str, self._files)])
+        self._process = fork_server().Process(target=run_command, args=given)
+        self._process.start()
+        assert self._process.pid is not None
+        self.pid = self._process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        """The exit code; None while it runs, negative for a signal."""
+        return self._process.exitcode
 
     def poll(self) -> int | None:
-        """The exit code; None while it runs."""
-        self._lines.read(0)
         return self.returncode
 
     def communicate(self, timeout: float = PATIENCE_S) -> tuple[str, str]:
-        """Close its stdin and wait until it ends; stdout and stderr. Raises ``subprocess.TimeoutExpired``."""
-        if self.stdin is not None:
-            self.stdin.close()
-        deadline = time.monotonic() + timeout
-        while self.returncode is None:
-            self._lines.read(deadline - time.monotonic())
-            if self.returncode is None and time.monotonic() > deadline:
-                raise subprocess.TimeoutExpired(list(self.args), timeout)
-        if self.folder.exists():
-            paths = (self.folder / "stdout", self.folder / "stderr")
-            stdout, stderr = (path.read_text(errors="replace") for path in paths)
-            self._output = (stdout, stderr)
-            shutil.rmtree(self.folder)
-        return self._output
+        """Wait until it ends; stdout and stderr. Raises ``subprocess.TimeoutExpired``."""
+        self._process.join(timeout)
+        if self.returncode is None:
+            raise subprocess.TimeoutExpired(self.args, timeout)
+        if self._folder.exists():
+            self._output = [file.read_text(errors="replace") for file in self._files]
+            shutil.rmtree(self._folder)
+        return self._output[1], self._output[2]
 
     def send_signal(self, number: int) -> None:
         """Send it a signal, if it still runs."""
-        if self.poll() is None:
+        if self.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
@@ -90,65 +90,16 @@ class Command:
         self.send_signal(signal.SIGKILL)
 
 
-class CommandLines:
-    """A process that runs each command line in a forked child; ``close`` ends it."""
-
-    def __init__(self) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, str(SERVER)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env=os.environ | ENVIRONMENT,
-        )
-        self._commands: dict[int, Command] = {}
-        self._count = 0
-        self._rest = b""
-
-    def start(self, *words: str, folder: Path = ROOT, has_stdin: bool = False, **environment: str) -> Command:
-        """Start ``python WORDS`` in a folder, with the environment of this process and more variables."""
-        self._count += 1
-        command = self._commands[self._count] = Command(self, self._count, words)
-        request = {
-            "id": self._count,
-            "words": words,
-            "folder": str(folder),
-            "environment": os.environ | ENVIRONMENT | environment,
-            "stdin": str(command.folder / "stdin") if has_stdin else os.devnull,
-            "stdout": str(command.folder / "stdout"),
-            "stderr": str(command.folder / "stderr"),
-        }
-        if has_stdin:
-            os.mkfifo(request["stdin"])
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps(request).encode() + b"\n")
-        self.process.stdin.flush()
-        if has_stdin:
-            command.stdin = open(request["stdin"], "w")  # noqa: SIM115 - returns when the child has opened it
-        while not command.pid:
-            self.read(PATIENCE_S)
-        return command
-
-    def read(self, timeout: float) -> None:
-        """Read what the process reports, for which this waits."""
-        assert self.process.stdout is not None
-        ready, _, _ = select.select([self.process.stdout], [], [], max(0, timeout))
-        if not ready:
-            return
-        received = os.read(self.process.stdout.fileno(), 1 << 16)
-        assert received, f"the process of the command lines has ended: exit code {self.process.wait()}"
-        *lines, self._rest = (self._rest + received).split(b"\n")
-        for report in map(json.loads, lines):
-            self._report(**report)
-
-    def _report(self, id: int, pid: int | None = None, code: int | None = None) -> None:
-        command = self._commands[id]
-        command.pid = pid or command.pid
-        if code is not None:
-            command.returncode = code
-            del self._commands[id]
-
-    def close(self) -> None:
-        self.process.communicate(timeout=PATIENCE_S)
+@cache
+def fork_server() -> ForkServerContext:
+    """The fork server of this test process. It ends with the process, as do commands that still run."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["helpers.preloaded"])
+    path = os.pathsep.join((str(ROOT), ENVIRONMENT["PYTHONPATH"]))
+    with mock.patch.dict(os.environ, ENVIRONMENT | {"PYTHONPATH": path}):
+        forkserver.ensure_running()
+    atexit.register(lambda: [each.kill() for each in multiprocessing.active_children()])
+    return context
 
 
 def wait(process: Any, timeout: float = PATIENCE_S) -> tuple[str, str]:
@@ -164,7 +115,7 @@ def wait(process: Any, timeout: float = PATIENCE_S) -> tuple[str, str]:
 
 def python(*words: object, folder: Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run ``python WORDS`` in a folder, in a forked process, to its end."""
-    command = shared().start(*map(str, words), folder=folder, **environment)
+    command = Command(*map(str, words), folder=folder, **environment)
     out, err = wait(command)
     assert command.returncode is not None
     return subprocess.CompletedProcess(command.args, command.returncode, out, err)
@@ -214,21 +165,9 @@ def run_forked(
 ) -> subprocess.CompletedProcess[str]:
     """What ``subprocess.run`` of ``python WORDS`` does for a text as stdin, in a forked process."""
     assert args[0] == sys.executable
-    command = shared().start(*args[1:], folder=Path.cwd(), has_stdin=True, **env)
-    assert command.stdin is not None
-    with contextlib.suppress(BrokenPipeError):  # it reads no stdin
-        command.stdin.write(input)
-        command.stdin.close()
+    command = Command(*args[1:], folder=Path.cwd(), stdin=input, **env)
     out, err = wait(command)
     assert command.returncode is not None
     if not isinstance(stdout, int):
         stdout.write(out.encode())
     return subprocess.CompletedProcess(command.args, command.returncode, out, err)
-
-
-@cache
-def shared() -> CommandLines:
-    """The CommandLines of this test process; it ends with the process."""
-    lines = CommandLines()
-    atexit.register(lines.close)
-    return lines

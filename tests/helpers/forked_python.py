@@ -1,12 +1,9 @@
-"""``python WORDS`` in a forked child of a process that has imported torch and mlflow, which takes 6 s.
+"""``python WORDS`` in a child of a process that has imported torch and mlflow, which takes 6 s.
 
-``command_lines.py`` starts this file as a script. With words it runs them itself, and forks only what they
-start. Without, it reads requests from stdin, a JSON object on each line: ``id``, ``words``, ``folder`` (the
-working directory), ``environment`` (all of it), ``stdin``, ``stdout`` and ``stderr`` (files). It writes
-``{id, pid}`` when the child has started and ``{id, code}`` when it has ended; a negative code is the signal.
-
-A child has everything of its own that a new process has, but for what was imported before. Where it starts
-Python itself, as torchrun's agent starts ranks, a sweep its runs and a run its follower, that is forked too.
+The process is a fork server of ``multiprocessing``, which imports ``preloaded.py`` at its start.
+``command_lines.py`` lets it call ``run_command``. A child has everything of its own that a new process has,
+but for what was imported before. Where it starts Python itself, as torchrun's agent starts ranks, a sweep its
+runs and a run its follower, that is forked too.
 """
 
 import atexit
@@ -17,11 +14,9 @@ import gc
 import importlib.util
 import inspect
 import itertools
-import json
 import logging
 import os
 import pkgutil
-import selectors
 import signal
 import subprocess
 import sys
@@ -30,7 +25,7 @@ import threading
 import traceback
 import types
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +87,14 @@ def without_flags(words: list[str]) -> list[str]:
 # --- in the child --------------------------------------------------------------------------------------
 
 
+def run_command(words: list[str], folder: str, environment: Mapping[str, str], files: Sequence[str]) -> None:
+    """Run ``python WORDS`` in a folder with these files as stdin, stdout and stderr."""
+    os.chdir(folder)
+    for number, file in enumerate(files):
+        os.dup2(os.open(file, os.O_RDWR | os.O_APPEND), number)
+    run_and_exit(words, environment)
+
+
 def run_in_fork(
     words: list[str], environment: Mapping[str, str], first: Callable[[], None], held: Sequence[int]
 ) -> None:
@@ -101,10 +104,10 @@ def run_in_fork(
     run_and_exit(words, environment, held)
 
 
-def run_and_exit(words: list[str], environment: Mapping[str, str], held: Sequence[int] = ()) -> None:
+def run_and_exit(words: list[str], environment: Mapping[str, str], held: Sequence[int] | None = None) -> None:
     """Run ``python WORDS`` in this new child, flush its output and exit, as the interpreter does.
 
-    Of the parent's open files it keeps those that are ``held``.
+    Of the parent's open files it keeps those that are ``held``; None: the fork server has closed the others.
     """
     code = 1
     try:
@@ -139,12 +142,13 @@ def exit_code(end: SystemExit) -> int:
     return 1
 
 
-def set_up(environment: Mapping[str, str], held: Sequence[int]) -> None:
+def set_up(environment: Mapping[str, str], held: Sequence[int] | None) -> None:
     """Let this child have nothing of its parent's but memory: signals, files, environment, loggers."""
     gc.freeze()  # what the parent has is not freed here: that could close files
     gc.enable()
-    for low, high in itertools.pairwise([2, *sorted(held), os.sysconf("SC_OPEN_MAX")]):
-        os.closerange(low + 1, high)
+    if held is not None:
+        for low, high in itertools.pairwise([2, *sorted(held), os.sysconf("SC_OPEN_MAX")]):
+            os.closerange(low + 1, high)
     signal.set_wakeup_fd(-1)
     for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
         if callable(signal.getsignal(number)):
@@ -153,6 +157,7 @@ def set_up(environment: Mapping[str, str], held: Sequence[int]) -> None:
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     os.environ.clear()
     os.environ.update(environment)
+    sys.path[:] = PATH
     tempfile.tempdir = None
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         setattr(sys, name, open(number, "w" if number else "r", closefd=False))  # noqa: SIM115
@@ -205,87 +210,28 @@ def prctl(option: int, value: Any) -> None:
         ctypes.CDLL(None).prctl(option, value)
 
 
-# --- the process ---------------------------------------------------------------------------------------
+# --- the fork server -----------------------------------------------------------------------------------
+
+LEVELS: dict[str, int] = {}
+IMPORTED: set[str] = set()
+PATH: list[str] = []
+"""What loggers, modules and ``sys.path`` were after the imports."""
 
 
 def preload() -> None:
-    """Import what the children would import."""
+    """Import what the children would import; have their orphans as children; fork where Python is started."""
     import dpexp
 
+    subprocess.Popen = ForkingPopen  # type: ignore[misc]
+    prctl(SET_SUBREAPER, 1)
+    gc.disable()
     ours = [module.name for module in pkgutil.walk_packages(dpexp.__path__, "dpexp.")]
     for name in (*PRELOADED, *ours):
         if name != RUN_AS_MAIN:
             importlib.import_module(name)
-    sys.modules[Path(__file__).stem] = sys.modules["__main__"]
     inspect.getmodule(sys._getframe())  # which lists the files of all modules
-
-
-def fork(request: dict[str, Any]) -> int:
-    """Start a child for a request; its process id."""
-    sys.stdout.flush()
-    child = os.fork()
-    if child:
-        return child
-    try:
-        os.chdir(request["folder"])
-        os.dup2(os.open(request["stdin"], os.O_RDONLY), 0)
-        for number, name in enumerate(("stdout", "stderr"), start=1):
-            os.dup2(os.open(request[name], os.O_WRONLY | os.O_APPEND), number)
-    except BaseException:
-        traceback.print_exc()
-        os._exit(1)
-    run_and_exit(request["words"], request["environment"])
-    raise AssertionError("unreachable")
-
-
-def ended() -> Iterator[tuple[int, int]]:
-    """The process id and exit code of each child that has ended, those that lost their parent included."""
-    with contextlib.suppress(ChildProcessError):
-        while (found := os.waitpid(-1, os.WNOHANG))[0]:
-            yield found[0], os.waitstatus_to_exitcode(found[1])
-
-
-def serve() -> None:
-    """Answer requests until stdin ends."""
-    reads, writes = os.pipe()
-    os.set_blocking(writes, False)
-    signal.set_wakeup_fd(writes, warn_on_full_buffer=False)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
-    selector = selectors.DefaultSelector()
-    for file in (0, reads):
-        selector.register(file, selectors.EVENT_READ)
-    numbers: dict[int, int] = {}
-    rest = b""
-    while True:
-        ready = {key.fd for key, _ in selector.select()}
-        if reads in ready:
-            os.read(reads, 4096)
-        if 0 in ready:
-            received = os.read(0, 1 << 16)
-            if not received:
-                return
-            *lines, rest = (rest + received).split(b"\n")
-            for request in map(json.loads, lines):
-                child = fork(request)
-                numbers[child] = request["id"]
-                print(json.dumps({"id": request["id"], "pid": child}), flush=True)
-        for child, code in ended():
-            if child in numbers:
-                print(json.dumps({"id": numbers.pop(child), "code": code}), flush=True)
-
-
-if __name__ == "__main__":
-    sys.path.insert(0, str(ROOT))
-    subprocess.Popen = ForkingPopen  # type: ignore[misc]
-    gc.disable()
-    preload()
     gc.freeze()
     gc.enable()
-    LEVELS = {name: logging.getLogger(name).level for name in logging.root.manager.loggerDict}
-    IMPORTED = set(sys.modules)
-    if sys.argv[1:]:
-        run_program(sys.argv[1:])
-    else:
-        prctl(SET_SUBREAPER, 1)
-        serve()
-        finish(0)
+    LEVELS.update({name: logging.getLogger(name).level for name in logging.root.manager.loggerDict})
+    IMPORTED.update(sys.modules)
+    PATH.extend(folder for folder in sys.path if folder)

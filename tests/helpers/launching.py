@@ -10,7 +10,7 @@ from typing import Any
 
 from dpexp.record.fold import load_record
 from dpexp.record.record import Record
-from helpers.command_lines import ENVIRONMENT, PATIENCE_S, ROOT, SCRIPT, Command, python, shared
+from helpers.command_lines import ENVIRONMENT, PATIENCE_S, ROOT, SCRIPT, Command, python
 from helpers.command_lines import wait as wait_for_output
 
 AGENT = ("-P", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
@@ -33,7 +33,7 @@ def start(*words: str, folder: Path = ROOT, **environment: str) -> subprocess.Po
 
 def start_forked(*words: str, folder: Path = ROOT, **environment: str) -> Command:
     """Start ``python WORDS`` in a folder in a forked process, whose ranks are forked too."""
-    return shared().start(*words, folder=folder, **environment)
+    return Command(*words, folder=folder, **environment)
 
 
 def wait(process: Process, timeout: float = PATIENCE_S) -> subprocess.CompletedProcess[str]:
@@ -99,7 +99,7 @@ def ranks_of(process: Process) -> dict[int, int]:
 
 def left_behind() -> list[int]:
     """The processes that lost their parent and run on, of those that forked command lines started."""
-    pid = shared().process.pid
+    pid = python("-c", "import os; print(os.getppid())").stdout.strip()
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 

@@ -1,7 +1,7 @@
 """torchvision beside a CPU build of torch: its package on the index needs CUDA, and then its import fails.
 
-The models use none of its operators, but the import wants to know them. Only ``standard_models.py`` needs
-this: torchvision is not among the packages of the tests, as Transformers cannot be imported beside it either.
+The models use none of its operators, but the import wants to know them. Only ``test_standard_models.py``
+needs this: torchvision is not among the packages of the tests, as Transformers cannot be imported beside it.
 """
 
 import importlib.util

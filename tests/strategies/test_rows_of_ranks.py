@@ -71,7 +71,7 @@ def naive(group: ProcessGroup) -> float:
 def refused(group: ProcessGroup, layout: str) -> str:
     """Why SyncBatchNorm, in the model or made by a layout, is refused on the host before a run begins."""
     model, function = (
-        ("helpers.odd_models:Synchronized", "") if layout == "ddp" else ("blocks", f"{__file__}:converted")
+        ("odd_models:Synchronized", "") if layout == "ddp" else ("blocks", f"{__file__}:converted")
     )
     options = {"layout": function, "mesh": "dp=2"} if function else {}
     try:

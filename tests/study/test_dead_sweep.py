@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 from helpers import swept
-from helpers.command_lines import PATIENCE_S, script, shared, wait
+from helpers.command_lines import PATIENCE_S, Command, script, wait
 
 from dpexp.record.fold import load_record
 from dpexp.record.journal import JOURNAL, RECORD
@@ -23,12 +23,13 @@ def wait_until(condition: object) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.usefixtures("forked_child_runs")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name)
 def test_a_sweep_that_is_killed_ends_its_run_and_resume_runs_the_rest(
     tmp_path: Path, dpexp_home: Path, number: signal.Signals
 ) -> None:
     experiment = swept.experiment(tmp_path / "small", "slow")
-    process = shared().start("scripts/sweep.py", str(experiment.folder), "--no-track")
+    process = Command("scripts/sweep.py", str(experiment.folder), "--no-track")
     wait_until((experiment.folder / "started").exists)
     (slow,) = psutil.Process(process.pid).children()
     os.kill(process.pid, number)

@@ -119,9 +119,9 @@ def test_after_the_last_step_a_single_device_has_counted_as_many_forwards(dpexp_
 def test_after_the_last_step_a_model_that_remembers_its_forwards_is_not_called_wrong(
     dpexp_home: Path,
 ) -> None:
-    last = recorded(
-        dpexp_home, RunConfig("single", model="helpers.odd_models:Remembers", **STEPS)
-    ).verification["last_step"]
+    last = recorded(dpexp_home, RunConfig("single", model="odd_models:Remembers", **STEPS)).verification[
+        "last_step"
+    ]
     assert (last["passed"], last["note"].partition(":")[0]) == (None, "not comparable")
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.odd_models import Routed, Scan, Two
+from odd_models import Routed, Scan, Two
 from torch import nn
 
 import dpexp

@@ -189,7 +189,7 @@ def test_what_an_optimizer_makes_in_its_first_step_is_compared_from_that_step_on
 ) -> None:
     """Also where rounding is measured, by new optimizers that have taken no step."""
     options = {
-        "model": "helpers.odd_models:Scan",
+        "model": "odd_models:Scan",
         "optimizer": f"{__file__}:Flat",
         "warmup": warmup,
         "steps": 4,

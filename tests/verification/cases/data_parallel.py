@@ -3,35 +3,35 @@
 import copy
 
 import torch
-from catalogue import layout
+from catalogue import right, wrong
 from pieces import after_update, change_gradients, function, replica, same
 
 
-@layout("dp")
+@right("dp")
 def right_mean(model, dp):
     """The gradient of every parameter is averaged over the ranks after backward."""
     change_gradients(model.parameters(), dp.mean)
 
 
-@layout("dp", module="norm", words="the sum over ranks is missing")
+@wrong("dp", module="norm", words="the sum over ranks is missing")
 def one_left_out(model, dp):
     """The gradients of `norm` are not averaged: the ranks drift apart."""
     change_gradients([each for name, each in model.named_parameters() if "norm" not in name], dp.mean)
 
 
-@layout("dp", module="head", words="a sum over {n} ranks instead of the mean")
+@wrong("dp", module="head", words="a sum over {n} ranks instead of the mean")
 def added_up(model, dp):
     """The sum over the ranks instead of the mean."""
     change_gradients(model.parameters(), dp.sum)
 
 
-@layout("dp", module="head", words="divided by the number of ranks once too often")
+@wrong("dp", module="head", words="divided by the number of ranks once too often")
 def divided_twice(model, dp):
     """Divided by the number of ranks twice."""
     change_gradients(model.parameters(), lambda gradient: dp.mean(gradient / dp.size))
 
 
-@layout("dp", module="head", words="the mean of the ranks' means")
+@wrong("dp", module="head", words="the mean of the ranks' means")
 def mean_of_means(model, dp):
     """The mean of the ranks' means: in an uneven batch the ranks have unequal numbers of rows."""
 
@@ -43,7 +43,7 @@ def mean_of_means(model, dp):
     change_gradients(model.parameters(), dp.mean)
 
 
-@layout("dp", module="head", words="on rank 1 it is 2 times")
+@wrong("dp", module="head", words="on rank 1 it is 2 times")
 def scaled_on_one_rank(model, dp):
     """Rank 1 scales the averaged gradients: from here on the ranks have different weights."""
     change_gradients(model.parameters(), lambda gradient: dp.mean(gradient) * (2 if dp.rank == 1 else 1))
@@ -59,13 +59,13 @@ def zero(model, dp, owners):
     after_update(list(model.parameters()), updated)
 
 
-@layout("dp")
+@right("dp")
 def right_zero(model, dp):
     """ZeRO: rank n updates every n-th parameter."""
     zero(model, dp, [number % dp.size for number, _ in enumerate(model.parameters())])
 
 
-@layout("dp", module="norm", words="the optimizer (Adam) left it out")
+@wrong("dp", module="norm", words="the optimizer (Adam) left it out")
 def without_owner(model, dp):
     """No rank owns `norm`: the optimizer's update of it is lost."""
     zero(model, dp, [-1 if "norm" in name else 0 for name, _ in model.named_parameters()])
@@ -79,26 +79,26 @@ def by_rows(module, devices, other):
     )
 
 
-@layout("devices")
+@right("devices")
 def right_replicas(model, devices):
     """Every device computes its rows with a replica of ``up``, which is made again for each batch."""
     by_rows(model.up, devices, replica)
 
 
-@layout("devices", module="up")
+@wrong("devices", module="up")
 def deep_copies(model, devices):
     """The replicas are copies with gradients of their own, which nobody adds up (and which never change)."""
     by_rows(model.up, devices, copy.deepcopy)
 
 
-@layout("devices", module="up")
+@wrong("devices", module="up")
 def dealt_out_in_turn(model, devices):
     """The rows come back in another order."""
     forward, count = model.up.forward, len(devices)
     model.up.forward = lambda x: torch.cat([forward(x[number::count]) for number in range(count)])
 
 
-@layout("devices", module="head", words="rows are dropped")
+@wrong("devices", module="head", words="rows are dropped")
 def floor_of_rows(model, devices):
     """Floor instead of ceil: the last rows of an uneven batch are zero."""
 
@@ -109,7 +109,7 @@ def floor_of_rows(model, devices):
     model.head.register_forward_hook(zeros)
 
 
-@layout("devices", module="counter", words="stale")
+@wrong("devices", module="counter", words="stale")
 def buffer_of_a_copy(model, devices):
     """The model's own buffer is stale: only the copy is written."""
     model.counter.forward = copy.deepcopy(model.counter).forward

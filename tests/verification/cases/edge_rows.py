@@ -1,34 +1,34 @@
 """Wrong only for rows that the batches of a run do not have: verification makes them."""
 
 import torch
-from catalogue import run
+from catalogue import wrong
 from nets import Words
-from pieces import function, same
-from torch import distributed, nn
+from pieces import Ranks
+from torch.distributed.device_mesh import init_device_mesh
 from torch.nn import functional
 
 WORDS = "on a made batch of edge rows, "
 
 
-@run("host", model="nets.Words", words=WORDS)
+@wrong("host", model="nets:Words", module="table", kind="outputs", words=WORDS)
 def last_id(model):
     """The last id is looked up as the one before it."""
     model.table.register_forward_pre_hook(lambda table, args: (args[0].clamp(max=Words.SIZE - 2),))
 
 
-@run("host", model="nets.Words", words=WORDS)
+@wrong("host", model="nets:Words", module="table", kind="outputs", words=WORDS)
 def first_id(model):
     """The first id counts as missing."""
     _changed_vectors(model, lambda ids, vectors: torch.where((ids == 0)[..., None], 0 * vectors, vectors))
 
 
-@run("host", model="nets.Words", words=WORDS)
+@wrong("host", model="nets:Words", module="table", kind="gradients", words=WORDS)
 def padding_is_trained(model):
     """The layout's table does not know its padding, which gets a gradient."""
     model.table.padding_idx = None
 
 
-@run("host", model="nets.Words", words=WORDS)
+@wrong("host", model="nets:Words", module="table", kind="gradients", words=WORDS)
 def twice_in_a_row(model):
     """An id that a row has twice has the gradient of one lookup."""
 
@@ -39,7 +39,7 @@ def twice_in_a_row(model):
     _changed_vectors(model, changed)
 
 
-@run("host", model="nets.Words", words=WORDS)
+@wrong("host", model="nets:Words", module="table", kind="outputs", words=WORDS)
 def bounds_of_four_shards(model):
     """Of four shards of the table, each also has the first id of the next: it is looked up twice."""
 
@@ -50,23 +50,14 @@ def bounds_of_four_shards(model):
     _changed_vectors(model, changed)
 
 
-@run("replicas", model="nets.Words", words=WORDS)
-def short_shard(model):
-    """The table is padded to three shards of equal size, and the last shard ends where the others would."""
-    size = Words.SIZE // 3
-    _changed_vectors(
-        model, lambda ids, vectors: torch.where((ids >= 3 * size)[..., None], 0 * vectors, vectors)
-    )
-
-
-@run("host", model="nets.Words", words=WORDS)
+@wrong("host", model="nets:Words", module="table", kind="outputs", words=WORDS)
 def a_row_of_one_id(model):
     """A row that has one id throughout is taken for an empty one."""
     is_one = lambda ids: (ids == ids[:, :1]).all(1)  # noqa: E731
     _changed_vectors(model, lambda ids, vectors: vectors * ~is_one(ids)[:, None, None])
 
 
-@run("host", model="nets.Net", words=WORDS)
+@wrong("host", model="nets:Net", module="third", kind="gradients", words=WORDS)
 def alike(model):
     """Of rows that are alike, only one has a gradient."""
 
@@ -78,43 +69,30 @@ def alike(model):
     model.register_forward_hook(changed)
 
 
-@run("replicas", model="nets.Net", words=WORDS)
+@wrong("replicas", model="nets:Net", kind="outputs", words=WORDS)
 def zero_row(model):
     """A row of zeros is skipped."""
     model.register_forward_hook(lambda module, args, y: y * (args[0] != 0).any(1, keepdim=True))
 
 
-@run("ranks", model="nets.Net", words=WORDS)
+@wrong("ranks", model="nets:Net", module="first", kind="outputs", words=WORDS)
 def clipped(model):
     """Numbers over 20 are clipped."""
     model.register_forward_pre_hook(lambda module, args: (args[0].clamp(-20, 20),))
 
 
-@run("alike", model="nets.Words", words=WORDS)
+@wrong("alike", model="nets:Words", module="table", kind="outputs", words=WORDS)
 def vocabulary(model):
     """Each rank also looks up the first id of the next one: `<=` in place of `<`."""
-    model.table = VocabularyParallel(model.table)
+    table, tp = model.table, Ranks(init_device_mesh("cpu", (2,), mesh_dim_names=("tp",)), "tp")
+    first, *_, last = tp.own_range(Words.SIZE)
 
+    def forward(ids):
+        is_here = (ids >= first) & (ids <= last + 1)
+        vectors = functional.embedding(ids, tp.copy(table.weight), table.padding_idx)
+        return tp.reduce(vectors * is_here[..., None])
 
-class VocabularyParallel(nn.Module):
-    """Each of two ranks looks up some of the ids; the vectors of both are added up, and so are gradients."""
-
-    def __init__(self, table):
-        super().__init__()
-        self.weight, self.padding, self.size = table.weight, table.padding_idx, -(-Words.SIZE // 2)
-
-    def forward(self, ids):
-        first = distributed.get_rank() * self.size
-        is_here = (ids >= first) & (ids <= first + self.size)
-        weight = function(self.weight, same, added)
-        vectors = functional.embedding(ids, weight, self.padding) * is_here[..., None]
-        return function(vectors, added, same)
-
-
-def added(x):
-    total = x.clone()
-    distributed.all_reduce(total)
-    return total
+    table.forward = forward
 
 
 def _changed_vectors(model, change):

@@ -1,13 +1,14 @@
 """Hidden beside large numbers: an error that a norm over all tensors together cannot see."""
 
 import torch
-from catalogue import run
+from catalogue import right, wrong
 from nets import Net
 from torch import nn
 from torch.nn import functional
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 
+@right("host")
 class Magnitudes(Net):
     """Has numbers of 1e-13 to 1e30 beside each other; the loss is of the logits, of which one is masked."""
 
@@ -53,26 +54,26 @@ def after_each_update(parameter, change):
     register_optimizer_step_post_hook(after)
 
 
-@run("replicas", model="hidden.Magnitudes")
+@wrong("replicas", model="hidden:Magnitudes", kind="outputs")
 def logits_beside_a_mask(model):
     """Logits beside a mask of -1e30 are too large by 0.001, which neither loss nor gradient shows."""
     other_output(model, "logits", lambda x: x + 1e-3)
 
 
-@run("ranks", model="hidden.Magnitudes")
+@wrong("ranks", model="hidden:Magnitudes", module="branch", kind="gradients")
 def sign_on_a_branch(model):
     """On a branch scaled by 1e-13 the gradient of the weight has the wrong sign."""
     model.branch.weight.register_hook(lambda gradient: -gradient)
 
 
-@run("host", model="hidden.Magnitudes")
+@wrong("host", model="hidden:Magnitudes", module="second", kind="parameters")
 def small_parameter(model):
     """Weight decay of 1e-3 on `second`, beside a parameter of 1e15."""
     weight = model.second.weight
     after_each_update(weight, lambda optimizer: weight.data.mul_(1 - 1e-3))
 
 
-@run("host", optimizer="adam")
+@wrong("host", optimizer="adam", module="third", kind="optimizer")
 def small_state(model):
     """Of `third.bias` Adam's mean of squares, about 1e-6, is twice as large after each step."""
     bias = model.third.bias

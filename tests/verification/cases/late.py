@@ -1,7 +1,7 @@
 """Begins late: with a call, a step, an epoch or a placement that comes after the proof on copies."""
 
 import torch
-from catalogue import run
+from catalogue import wrong
 from torch import distributed
 from torch.distributed.algorithms.ddp_comm_hooks import post_localSGD_hook, powerSGD_hook
 from torch.nn import functional
@@ -10,20 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 CACHE = {}
 
 
-def counter():
-    """Counts its own calls."""
-    numbers = iter(range(1, 10**9))
-    return lambda: next(numbers)
-
-
-@run("replicas")
-def from_step_four(model):
-    """From its fourth training step on, the placed model halves the gradient of `second.weight`."""
-    step = counter()
-    model.second.weight.register_hook(lambda gradient: gradient / 2 if step() >= 4 else gradient)
-
-
-@run("shards")
+@wrong("shards", module="second", kind="outputs")
 def cached_weight(model):
     """The first float32 weight of `second` is kept in the file, and is stale from the second step on."""
 
@@ -36,7 +23,7 @@ def cached_weight(model):
         model.second.forward = forward
 
 
-@run("ranks")
+@wrong("ranks", module="third", kind="gradients")
 def powersgd(model):
     """PowerSGD compresses the gradients, from the tenth step on."""
     laid_out = DistributedDataParallel(model)
@@ -46,7 +33,7 @@ def powersgd(model):
     return laid_out
 
 
-@run("ranks", words="the ranks have trained apart")
+@wrong("ranks", module="first", kind="parameters", words="the ranks have trained apart")
 def post_local_sgd(model):
     """After eight steps the gradients are averaged within each host's subgroup alone: here, within a rank."""
     alone = [distributed.new_group([rank]) for rank in range(distributed.get_world_size())]

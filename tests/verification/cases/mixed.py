@@ -1,12 +1,12 @@
 """Hybrids: a table that is sharded by rows beside data parallelism, and meshes of two dimensions."""
 
-from catalogue import layout
+from catalogue import right, wrong
 from pieces import change_gradients, function
 from tensor_parallel import pair
 from torch.distributed.fsdp import fully_shard
 
 
-@layout("dp", model="Lookup")
+@right("dp", model="nets:Lookup")
 def right_table(model, dp, start=None, gradient_of=None):
     """A rank has some rows of the table for the ids of all ranks; the rest is data-parallel."""
     change_gradients([*model.body.parameters(), *model.head.parameters()], dp.mean)
@@ -24,13 +24,13 @@ def right_table(model, dp, start=None, gradient_of=None):
     table.forward = forward
 
 
-@layout("dp", model="Lookup", module="table")
+@wrong("dp", model="nets:Lookup", module="table")
 def rows_not_counted_from_the_first(model, dp):
     """Ids are not counted from the first row of the rank."""
     right_table.change(model, dp, start=0)
 
 
-@layout("dp", model="Lookup", module="table")
+@wrong("dp", model="nets:Lookup", module="table")
 def no_exchange(model, dp):
     """Ids that belong to another rank's rows are zero: the exchange of the lookups is left out."""
     right_table.change(model, dp)
@@ -44,7 +44,7 @@ def no_exchange(model, dp):
     table.forward = forward
 
 
-@layout("tp", model="Experts")
+@right("tp", model="nets:Experts")
 def right_experts(model, tp, summed=("router", "expert")):
     """Each rank computes the rows of some tokens, and has their part of the gradients."""
     model.order.rank, model.order.size = tp.rank, tp.size
@@ -53,33 +53,33 @@ def right_experts(model, tp, summed=("router", "expert")):
         change_gradients(model.get_submodule(name).parameters(), tp.sum)
 
 
-@layout("tp", model="Experts", module="router", words="the sum over the ranks that share rows is missing")
+@wrong("tp", model="nets:Experts", module="router", words="the sum over the ranks that share rows is missing")
 def router_apart(model, tp):
     """As torchtitan had it: the gradient of the router is that of a rank's tokens."""
     right_experts.change(model, tp, summed=("expert",))
 
 
-@layout("dp", "tp")
+@right("dp,tp")
 def right_2d(model, dp, tp):
     """Tensor parallelism along ``tp``, data parallelism along ``dp``."""
     pair(model, tp)
     change_gradients(model.parameters(), dp.mean)
 
 
-@layout("dp", "tp", module="down")
+@wrong("dp,tp", module="down")
 def mean_of_all_ranks(model, dp, tp):
     """Shards of different columns are averaged with each other."""
     pair(model, tp)
     change_gradients(model.parameters(), lambda gradient: dp.mean(tp.mean(gradient)))
 
 
-@layout("dp_replicate", "dp_shard")
+@right("dp_replicate,dp_shard")
 def right_hsdp(model, replicate, shard):
     """FSDP2: parameters are sharded along one dimension and replicated along the other."""
     fully_shard(model, mesh=shard.all)
 
 
-@layout("dp_replicate", "dp_shard", module="head")
+@wrong("dp_replicate,dp_shard", module="head")
 def not_along_the_other(model, replicate, shard):
     """FSDP2: the gradients are not averaged along the other dimension."""
     fully_shard(model, mesh=shard.mesh)

@@ -3,7 +3,7 @@
 from contextlib import nullcontext
 
 import torch
-from catalogue import layout
+from catalogue import right, wrong
 from pieces import Stage, function, same
 from torch import distributed, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
@@ -12,13 +12,13 @@ from dpexp.devices import HOST
 from dpexp.strategies.placed import UNOBSERVED, Placed
 
 
-@layout("pp", model="Chain")
+@right("pp", model="nets:Chain")
 def right_stages(model, pp):
     """A stage does as ``Stage`` says."""
     return Stage(model, pp)
 
 
-@layout("pp", model="Chain", module="12", words="the mean of the shards' means")
+@wrong("pp", model="nets:Chain", module="12", words="the mean of the shards' means")
 def mean_of_means(model, pp):
     """The mean of the micro-batches' means: in an uneven batch they have unequal numbers of rows."""
 
@@ -31,7 +31,7 @@ def mean_of_means(model, pp):
     return Pipeline(model, pp)
 
 
-@layout("pp", model="Chain", module="6,9")
+@wrong("pp", model="nets:Chain", module="6,9")
 def own_gradient(model, pp):
     """A stage does not get the gradient from the next one."""
 
@@ -45,7 +45,7 @@ def own_gradient(model, pp):
     return Pipeline(model, pp)
 
 
-@layout("pp", model="Chain", module="7,10")
+@wrong("pp", model="nets:Chain", module="7,10")
 def same_memory(model, pp):
     """The second micro-batch overwrites what the backward of the first still needs."""
     memory = {}
@@ -109,13 +109,13 @@ class Scheduled(Placed):
         return total
 
 
-@layout("pp", model="Chain")
+@right("pp", model="nets:Chain")
 def right_schedule(model, pp):
     """A schedule's own step."""
     return Scheduled(Stage(model, pp), pp)
 
 
-@layout("pp", model="Chain", module="12", words="divided by the number of ranks once too often")
+@wrong("pp", model="nets:Chain", module="12", words="divided by the number of ranks once too often")
 def divided_twice(model, pp):
     """The schedule divides gradients by the number of micro-batches, and their losses have been weighted."""
     placed = Scheduled(Stage(model, pp), pp)

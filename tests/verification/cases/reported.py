@@ -1,14 +1,14 @@
 """Bugs that users of other frameworks reported, each with what is right in its place."""
 
 import torch
-from catalogue import HERE, run
+from catalogue import right, wrong
 from nets import Net
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import get_total_norm
 
 
-@run("ranks", words="its own rows")
+@wrong("ranks", module="third", kind="gradients", words="its own rows")
 def hook_reduces_the_parameter(model):
     """huggingface/picotron#39: a hook gets the parameter, and reduces that, not its gradient."""
 
@@ -43,12 +43,12 @@ class ClipsItsShard(Clips):
         return gradient.to_local() if hasattr(gradient, "to_local") else gradient
 
 
-@run("fsdp", optimizer=f"{HERE / 'reported.py'}:ClipsItsShard", words="a number of its own shard")
+@wrong("fsdp", optimizer="reported:ClipsItsShard", kind="parameters", words="a number of its own shard")
 class ClippedByShard(Net):
     """SpecForge#663: the optimizer clips by the norm of this rank's own shards, not by that of all ranks."""
 
 
-@run("fsdp", optimizer=f"{HERE / 'reported.py'}:Clips", right=True)
+@right("fsdp", optimizer="reported:Clips")
 class ClippedByAll(Net):
     """The optimizer clips by the norm of all shards."""
 
@@ -58,13 +58,13 @@ def there_and_back(module):
     return module.to(torch.float64 if kind == torch.float32 else torch.float32).to(kind)
 
 
-@run("ranks", words="it was wrapped")
+@wrong("ranks", module="third", kind="gradients", words="it was wrapped")
 def cast_after(model):
     """pytorch#104336: a model that is cast after it was wrapped in DDP no longer reduces its gradients."""
     return there_and_back(DistributedDataParallel(model))
 
 
-@run("ranks", right=True)
+@right("ranks")
 def cast_before(model):
     """The model is cast, and then wrapped."""
     return DistributedDataParallel(there_and_back(model))
@@ -78,12 +78,12 @@ class Unused(Net):
         self.unused = nn.Linear(6, 4)
 
 
-@run("ranks", model="reported.Unused", words="unused.weight")
+@wrong("ranks", model="reported:Unused", module="third", kind="gradients", words="unused.weight")
 def unused_parameter(model):
     """pytorch#128949: the bucket of a parameter that no loss uses is never reduced, and nothing is said."""
 
 
-@run("ranks", model="reported.Unused", right=True)
+@right("ranks", model="reported:Unused")
 def found_unused(model):
     """DDP searches for parameters that are not used."""
     return DistributedDataParallel(model, find_unused_parameters=True)

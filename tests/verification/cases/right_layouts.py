@@ -1,35 +1,36 @@
 """Layouts that are right, each with something that verification could stumble over."""
 
 import functools
+from warnings import catch_warnings
 
 import torch
-from catalogue import run
-from pieces import change_gradients
+from catalogue import not_comparable, right
+from nets import Net
 from torch import distributed, nn
 from torch.distributed._composable.replicate import replicate
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 from training_mode import Synchronized, with_norm
 
 
-@run("host", model="nets.NormsAndDrops")
+@right("host", model="nets:NormsAndDrops")
 def new_modules(model):
     """A new dropout, and a new batch norm with the state of the old one, are in their places."""
     model.drop = nn.Dropout(0.4)
     with_norm(model, nn.BatchNorm1d(8))
 
 
-@run("ranks", model="nets.Norms", words="batch norms use the statistics of all rows")
+@right("ranks", model="nets:Norms", words="batch norms use the statistics of all rows")
 def synchronized_norm(model):
     """One's own synchronized batch norm."""
     with_norm(model, Synchronized(8))
 
 
-@run("ranks")
+@right("ranks")
 def looks(model):
     """`F.linear` is wrapped by a function that counts its calls; hooks look at outputs and gradients."""
     seen, original = [], functional.linear
@@ -44,20 +45,7 @@ def looks(model):
     model.second.weight.register_hook(lambda gradient: seen.append(float(gradient.norm())))
 
 
-@run("ranks")
-def own_all_reduce(model):
-    """Gradients are all-reduced by a hook for each parameter, which waits."""
-
-    def mean(gradient):
-        gradient /= distributed.get_world_size()
-        distributed.all_reduce(gradient, async_op=True).wait()
-        return gradient
-
-    change_gradients(model.parameters(), mean)
-    return model
-
-
-@run("ranks", model="nets.NormsAndDrops")
+@right("ranks", model="nets:NormsAndDrops")
 def ddp_with_options(model):
     """DDP with a static graph, views of its buckets, and the hook that does what it does without one."""
     laid_out = DistributedDataParallel(model.train(), static_graph=True, gradient_as_bucket_view=True)
@@ -65,63 +53,122 @@ def ddp_with_options(model):
     return laid_out
 
 
-@run("ranks")
+@right("ranks")
 def composable(model):
     """Composable `replicate`."""
     return replicate(model)
 
 
-@run("shards")
-def nested_shards(model):
-    """`fully_shard` of two layers and of the model around them."""
-    for each in (model.first, model.second):
-        fully_shard(each)
-
-
-@run("ranks", accumulate=2, clip_norm=0.01, optimizer="adam")
+@right("ranks", accumulate=2, clip_norm=0.01, optimizer="adam")
 def accumulates_and_clips(model):
     """The run accumulates two batches, and clips."""
 
 
-@run("ranks", dtype="bfloat16")
+@right("ranks", dtype="bfloat16")
 def in_bfloat16(model):
     """The run computes in bfloat16."""
 
 
-@run("replicas", autocast="bfloat16")
+@right("replicas", autocast="bfloat16")
 def under_autocast(model):
     """The run computes under autocast."""
 
 
-@run("ranks", eval=True, model="nets.NormsAndDrops")
+@right("ranks", eval=True, model="nets:NormsAndDrops")
 def in_eval_mode(model):
     """The run does not train."""
 
 
-@run("replicas", virtual=3, dtype="float64", model="nets.NormsAndDrops")
+@right("replicas", virtual=3, dtype="float64", model="nets:NormsAndDrops")
 def three_replicas(model):
     """Three replicas, of which a batch of four rows uses two, in float64."""
 
 
-@run("alike", model="nets.Drops", words="random layers")
+@right("alike", model="nets:Drops", words="random layers")
 def dropout_of_shards(model):
     """Each rank drops of its shard of the features: which ones a single device does not know."""
     plan = {"second": ColwiseParallel(), "third": RowwiseParallel()}
     return parallelize_module(model, init_device_mesh("cpu", (2,)), plan)
 
 
-@run("alike")
+@right("alike")
 def buffers_of_shards(model):
     """Ranks that share rows have buffers of the same name with other numbers, as the first id of a shard."""
     model.register_buffer("first_id", torch.tensor(10.0 * distributed.get_rank()))
 
 
-@run("ranks", data="random:samples=31", model="nets.Drops")
+@right("ranks", data="random:samples=31", model="nets:Drops")
 def single_rows(model):
     """The last batch has one row, and a rank has none."""
 
 
-@run("ranks", model="nets.Norms")
+@right("ranks", model="nets:Norms")
 def own_buffers(model):
     """Each rank keeps the buffers of its rows: nobody sends those of rank 0."""
     return DistributedDataParallel(model, broadcast_buffers=False)
+
+
+def zero_redundancy(parameters, lr):
+    with catch_warnings(action="ignore"):  # of torch.jit
+        from torch.distributed.optim import ZeroRedundancyOptimizer
+    return ZeroRedundancyOptimizer(parameters, torch.optim.Adam, lr=lr)
+
+
+@right("ranks", optimizer="right_layouts:zero_redundancy")
+def shards_of_an_optimizer(model):
+    """Each rank has a part of the optimizer's state."""
+
+
+@right("ranks")
+def mixed_precision(model):
+    """FSDP2 computes in bfloat16, and reduces in float32."""
+    return fully_shard(model, mp_policy=MixedPrecisionPolicy(torch.bfloat16, torch.float32))
+
+
+@right("ranks", dtype="bfloat16")
+def cast(model):
+    """The model is cast before it is wrapped."""
+    return DistributedDataParallel(model.bfloat16())
+
+
+def forward_of(model):
+    return model(torch.randn(4, 6, dtype=next(model.parameters()).dtype))
+
+
+@right("ranks")
+def warmed(model):
+    """Its forward is tried before there is an optimizer, so that the root's parameters stay gathered."""
+    forward_of(fully_shard(model))
+    return model
+
+
+@right("ranks")
+def dry(model):
+    """Its forward is tried without gradients."""
+    with torch.no_grad():
+        forward_of(fully_shard(model))
+    return model
+
+
+def muon(parameters, lr):
+    """Orthogonalizes in bfloat16."""
+    return torch.optim.Muon(parameters, lr=lr)
+
+
+class Weights(nn.Sequential):
+    """Has matrices only, as Muon takes them."""
+
+    def __init__(self):
+        super().__init__(nn.Linear(6, 16, bias=False), nn.Tanh(), nn.Linear(16, 4, bias=False))
+
+    example = Net.example
+
+
+@not_comparable(
+    "shards",
+    model="right_layouts:Weights",
+    optimizer="right_layouts:muon",
+    words="the optimizer (Muon) computes in bfloat16 inside: take another one to compare the layout",
+)
+def rounded_by_the_optimizer(model):
+    """The optimizer rounds gradients to bfloat16."""

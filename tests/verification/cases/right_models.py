@@ -6,8 +6,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import torch
-from catalogue import BASES, STRATEGIES, run
-from hidden import Magnitudes as Magnitudes_
+from catalogue import STRATEGIES, right
 from nets import Net, NormsAndDrops
 from torch import nn
 from torch.nn import functional
@@ -17,17 +16,13 @@ SPLIT = ("whole", "ddp", "fsdp")
 REPLICATED = ("functional", "ddp", "ranks")
 
 
-@run(*STRATEGIES, *BASES)
+@right(*STRATEGIES, "host", "replicas", "ranks", "shards")
+@right("alike", words="random layers")
 class Both(NormsAndDrops):
     """Batch norm and dropout."""
 
 
-@run("host")
-class Magnitudes(Magnitudes_):
-    """Numbers of 1e-13 to 1e30 beside each other."""
-
-
-@run(*REPLICATED)
+@right(*REPLICATED)
 class ForceField(Net):
     """Energies, and forces as their negative gradient, which the forward takes."""
 
@@ -42,7 +37,7 @@ class ForceField(Net):
         return functional.mse_loss(outputs["forces"][:, :4], targets) + outputs["energy"].mean()
 
 
-@run(*SPLIT)
+@right(*SPLIT)
 class Draws(Net):
     """Draws from the generators of PyTorch, Python and NumPy in its forward."""
 
@@ -52,7 +47,7 @@ class Draws(Net):
         return self.third(self.act(x) * drawn + torch.randn_like(x))
 
 
-@run("whole", "replicas", "ranks")
+@right("whole", "replicas", "ranks")
 class Averages(Net):
     """Keeps an average of its rows in a buffer, of which replicas lose all but the first one's."""
 
@@ -75,7 +70,7 @@ class Output:
     cache: object
 
 
-@run(*SPLIT)
+@right(*SPLIT)
 class Cached(Net):
     """The outputs are a dataclass with a cache, which is no container unless `config.use_cache` is false."""
 
@@ -92,7 +87,7 @@ class Cached(Net):
         return functional.mse_loss(outputs.logits, targets)
 
 
-@run(*SPLIT)
+@right(*SPLIT)
 class Routed(Net):
     """Each row goes to the expert with the largest score, whose output is scaled by it."""
 
@@ -107,7 +102,7 @@ class Routed(Net):
         return self.third(sum(each(x) * w[:, None] for each, w in zip(self.experts, weights, strict=True)))
 
 
-@run(*SPLIT)
+@right(*SPLIT)
 class Checkpointed(NormsAndDrops):
     """A layer is computed again in the backward, with a batch norm and dropout in it."""
 
@@ -119,7 +114,7 @@ class Checkpointed(NormsAndDrops):
         return self.drop(self.norm(self.act(self.second(x))))
 
 
-@run(*SPLIT)
+@right(*SPLIT)
 class Masked(Net):
     """Scores are masked with the smallest number of their type; a layer is frozen."""
 
@@ -133,9 +128,21 @@ class Masked(Net):
         return self.third(weights * scores)
 
 
-@run("whole", "ddp")
+@right("whole", "ddp")
 class DrawsInEvaluation(Net):
     """Draws random numbers in eval mode only."""
 
     def forward(self, x):
         return super().forward(x if self.training else x + torch.rand_like(x))
+
+
+@right("ddp")
+class NormOfItsRows(Net):
+    """A batch norm without statistics takes those of a shard's rows in eval mode, too."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(8, track_running_stats=False)
+
+    def forward(self, x):
+        return self.third(self.act(self.second(self.act(self.norm(self.first(x))))))

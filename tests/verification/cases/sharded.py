@@ -1,11 +1,11 @@
 """Layouts along ``dp`` that keep a part of each parameter, or of ``up``, and gather it."""
 
-from catalogue import layout
+from catalogue import right, wrong
 from pieces import change_gradients, compute, function
 from torch.distributed.fsdp import fully_shard
 
 
-@layout("dp")
+@right("dp")
 def right_by_hand(model, dp, joined=None, reduced=None):
     """``up`` is gathered for the forward, and each rank gets its part of the mean gradient."""
     change_gradients([each for name, each in model.named_parameters() if "up" not in name], dp.mean)
@@ -21,40 +21,40 @@ def right_by_hand(model, dp, joined=None, reduced=None):
 by_hand = right_by_hand.change
 
 
-@layout("dp", module="up")
+@wrong("dp", module="up")
 def not_reduced(model, dp):
     """No reduction: a shard has the gradient of its rank's rows alone."""
     by_hand(model, dp, reduced=lambda gradient: gradient)
 
 
-@layout("dp", module="up")
+@wrong("dp", module="up")
 def stale(model, dp):
     """The gathered weights are kept, and stale after the first update."""
     kept = {}
     by_hand(model, dp, lambda x: kept.setdefault(x.shape, dp.joined(x, dim=0)).clone())
 
 
-@layout("dp")
+@right("dp")
 def right_fsdp(model, dp):
     """FSDP2: `up` and `down` are gathered together, and the rest with the model."""
     fully_shard([model.up, model.down], mesh=dp.mesh)
     fully_shard(model, mesh=dp.mesh)
 
 
-@layout("dp", module="norm", words="the sum over ranks is missing")
+@wrong("dp", module="norm", words="the sum over ranks is missing")
 def ignored(model, dp):
     """FSDP2: ignored parameters are not sharded, and nobody averages their gradients."""
     fully_shard(model, mesh=dp.mesh, ignored_params=set(model.norm.parameters()))
 
 
-@layout("dp", module="down", words="a sum over {n} ranks instead of the mean")
+@wrong("dp", module="down", words="a sum over {n} ranks instead of the mean")
 def divided_by_one(model, dp):
     """FSDP2: the factor divides the sum over ranks, and 1 leaves the sum."""
     fully_shard(model.down, mesh=dp.mesh).set_gradient_divide_factor(1.0)
     fully_shard(model, mesh=dp.mesh)
 
 
-@layout("dp", module="up", words="no gradient")
+@wrong("dp", module="up", words="no gradient")
 def never_reduced(model, dp):
     """FSDP2: the gradients of `up` are never reduced, and so never reach its shards."""
     fully_shard(model.up, mesh=dp.mesh).set_requires_gradient_sync(False)

@@ -1,13 +1,13 @@
 """The model itself: right on a single device, and another function once it is laid out."""
 
 import torch
-from catalogue import run
+from catalogue import wrong
 from nets import Net
 from torch import distributed
 from torch.nn import functional
 
 
-@run("whole", "fsdp")
+@wrong("whole", "fsdp", module="second", kind="outputs")
 class MeanOfBatch(Net):
     """The mean over the rows of the batch is subtracted: the rows depend on each other."""
 
@@ -16,7 +16,7 @@ class MeanOfBatch(Net):
         return self.third(self.act(self.second(x - x.mean(0))))
 
 
-@run("ddp")
+@wrong("ddp", kind="outputs")
 class ReducesByItself(Net):
     """The forward adds a statistic of all ranks to its outputs, which a single device has not."""
 
@@ -27,7 +27,7 @@ class ReducesByItself(Net):
         return super().forward(x) * (rows / 10)
 
 
-@run("ddp")
+@wrong("ddp", module="third", kind="loss")
 class LossOfASum(Net):
     """The model's loss is a sum over the rows, which ranks average."""
 
@@ -35,7 +35,7 @@ class LossOfASum(Net):
         return functional.mse_loss(outputs, targets, reduction="sum")
 
 
-@run("fsdp")
+@wrong("fsdp", kind="loss")
 class Contrastive(Net):
     """The model's loss compares each row with the others of its part of the batch."""
 

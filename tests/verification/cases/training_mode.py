@@ -1,14 +1,15 @@
 """Wrong only in training mode: the statistics of batch norm, and dropout."""
 
 import torch
-from catalogue import run
+from catalogue import right, wrong
+from nets import Net
 from torch import distributed, nn
 from torch.distributed.nn.functional import all_reduce
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 
-@run("host", model="nets.Norms")
+@wrong("host", model="nets:Norms", module="norm", kind="buffers")
 def momentum(model):
     """The batch norm has momentum 0.5, not 0.1."""
     model.norm.momentum = 0.5
@@ -38,14 +39,14 @@ class Synchronized(nn.BatchNorm1d):
         return (x - mean) / (variance + self.eps).sqrt() * self.weight + self.bias
 
 
-@run("ranks", model="nets.Norms", words="norm.running_var")
+@wrong("ranks", model="nets:Norms", module="norm", kind="buffers", words="norm.running_var")
 def biased_of_all_rows(model):
     """A synchronized batch norm keeps the biased variance of all rows."""
     with_norm(model, Synchronized(8))
     model.norm.correction = 0
 
 
-@run("ranks", model="nets.Norms")
+@wrong("ranks", model="nets:Norms", module="norm", kind="buffers")
 def statistics_of_last_rank(model):
     """Before each forward the buffers of the last rank go to all."""
 
@@ -69,13 +70,13 @@ class Own(nn.Dropout):
         return self.drop(x) if self.training else x
 
 
-@run("replicas", model="nets.Drops")
+@wrong("replicas", model="nets:Drops", module="drop", kind="outputs")
 def dropout_of_columns(model):
     """Whole columns are dropped, and not numbers."""
     model.drop = Own(lambda x: x * functional.dropout(torch.ones_like(x[:1]), 0.4))
 
 
-@run("ranks", model="nets.Drops")
+@wrong("ranks", model="nets:Drops", module="drop", kind="outputs")
 def equal_masks(model):
     """The masks of all ranks are drawn from one seed in every step: they are the same."""
 
@@ -84,3 +85,40 @@ def equal_masks(model):
         return functional.dropout(x, 0.4)
 
     model.drop = Own(drop)
+
+
+class Dropping(Net):
+    """Draws its mask by hand, with a ``seed`` from a generator of its own."""
+
+    seed = rng = None
+
+    def forward(self, x):
+        hidden = self.second(self.act(self.first(x)))
+        if self.seed is not None and self.rng is None:
+            self.rng = torch.Generator().manual_seed(self.seed)
+        if self.training:
+            hidden = hidden * (torch.rand(hidden.shape, generator=self.rng) > 0.5)
+        return self.third(hidden)
+
+
+@right("ddp")
+class SeededByDpexp(Dropping):
+    """dpexp seeds each rank differently."""
+
+
+@right("ranks", model="training_mode:Dropping", words="each drops the same of its rows: seed each rank diff")
+def seeded_alike(model):
+    """The layout seeds all ranks alike."""
+    torch.manual_seed(0)
+
+
+@wrong(
+    "ddp",
+    module="third",
+    kind="outputs",
+    words="the ranks draw the same random numbers: seed the generator of each differently",
+)
+class GeneratorsSeededAlike(Dropping):
+    """The model has a generator of its own, with one seed on all ranks."""
+
+    seed = 3
