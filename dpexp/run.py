@@ -148,7 +148,7 @@ def execute(
         end_with_launcher()
     is_recorder = world is None or world.rank == 0
     quiet, run_id = quiet or not is_recorder, os.environ.get(RUN_ID) or new_run_id()
-    signals, user_run_before = SignalHandler(), user_run()
+    signals, run_before = SignalHandler(), user_run()
     with signals.installed(is_last=is_last), ExitStack() as globals_of_run:
         follower = Follower.start(home(), run_id) if config.track and is_recorder else None
         try:
@@ -179,7 +179,7 @@ def execute(
                 signals.terminate()
             raise
         progress, timeout_s = ProgressBar(hidden=quiet), config.track_timeout
-        end = _End(prepared, journal, follower, timeout_s, signals, progress, on_record, user_run_before)
+        end = _End(prepared, journal, follower, timeout_s, signals, progress, on_record, run_before)
         with end, signals.raising():
             passes.execute(prepared, journal, progress, signals)
         return end.outcome
@@ -199,7 +199,7 @@ class _End(AbstractContextManager["_End"]):
     signals: SignalHandler
     progress: ProgressBar
     on_record: OnRecord
-    user_run_before: str
+    run_before: str
 
     def __exit__(self, kind: object, raised: BaseException | None, trace: object) -> bool:
         """End the journal, leave the process group, and wait for the delivery."""
@@ -215,7 +215,7 @@ class _End(AbstractContextManager["_End"]):
             group.destroy()
         received = self.signals.received
         if group.is_first:
-            _warn_of_user_run(self.user_run_before)
+            _warn_of_user_run(self.run_before)
             assert record is not None
             self.on_record(record, error)  # while the rest is delivered
         self.outcome = Outcome(record, None, error)
