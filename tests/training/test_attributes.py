@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import StepLR
 
-from dpexp.training.attributes import HiddenStateError, attributes, write_attributes
+from dpexp.training.optimizer_state import HiddenStateError, attributes, write_attributes
 
 
 class Kept(torch.optim.SGD):

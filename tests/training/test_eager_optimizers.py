@@ -8,7 +8,7 @@ import torch
 from helpers.command_lines import PATIENCE_S, ROOT
 from torch import nn
 
-from dpexp.training.eager_optimizers import eager
+from dpexp.training.optimizers import eager
 
 RUNS = f"""
 import sys
