@@ -20,8 +20,8 @@ from dpexp.training.trainer import Trainer
 from dpexp.verification.checks import checked_placed, checked_state, checked_window, undecided
 from dpexp.verification.chunks import Chunks
 from dpexp.verification.compare import Limits
-from dpexp.verification.diagnosis.found import Found
 from dpexp.verification.diagnosis.locate import Locator
+from dpexp.verification.diagnosis.patterns import Found
 from dpexp.verification.failure import SingleDeviceError
 from dpexp.verification.judge import worst_of_ranks
 from dpexp.verification.mode import OTHER_NUMBERS, Mode, draws, has_batch_norm

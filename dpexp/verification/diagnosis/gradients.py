@@ -16,7 +16,7 @@ from dpexp.config.words import listed
 from dpexp.strategies.modules import parts
 from dpexp.verification.compare import Difference, Tensors, magnitude, parts_of, worst
 from dpexp.verification.diagnosis import patterns
-from dpexp.verification.diagnosis.found import Found
+from dpexp.verification.diagnosis.patterns import Found
 from dpexp.verification.failure import Failure
 from dpexp.verification.sides import Sides
 

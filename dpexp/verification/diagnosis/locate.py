@@ -5,7 +5,7 @@ A failed step has kept the outputs of every module call and the gradients of bot
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -13,21 +13,36 @@ from typing import Any
 import torch
 from torch import nn
 
+from dpexp.config.errors import describe
 from dpexp.config.words import plural, shown
 from dpexp.data.halves import no_mean_over_rows
+from dpexp.distributed.group import RankError
 from dpexp.training.optimizer_state import groups
 from dpexp.verification.alone import alone
 from dpexp.verification.compare import Tensors, distance
 from dpexp.verification.diagnosis import patterns
-from dpexp.verification.diagnosis.found import Found, located
 from dpexp.verification.diagnosis.gradients import FirstGradient
 from dpexp.verification.diagnosis.modules import first_module
+from dpexp.verification.diagnosis.patterns import Found
 from dpexp.verification.failure import Failure
 from dpexp.verification.sides import Sides
 from dpexp.verification.trial import OF_OPTIMIZER, short_optimizer
 
 OF_BFLOAT16 = (2.0**-11, 2.0**-7)
 """The relative errors of tensors whose numbers were rounded to bfloat16, once or a few times: about 2**-9."""
+
+
+def located(what: str, search: Callable[[], Found]) -> Found:
+    """What the search finds, or which error has ended it: the difference that it explains is known.
+
+    Every rank must call this. All get the same, since all have gathered the same, or the same RankError.
+    """
+    try:
+        return search()
+    except RankError as error:
+        return Found(f"{what}: not located, {error}")
+    except Exception as error:  # of any kind: it is the user's model
+        return Found(f"{what}: not located, {describe(error)}")
 
 
 class Locator:
