@@ -77,7 +77,8 @@ class Measurement:
         self.progress.begin("warm up")
         batches = islice(self.prepared.endless_batches(), self._schedule.warmup)
         self.verification.first(self.trainer, batches)
-        self.trainer.take_steps(map(self.prepared.part, batches))
+        for batch in batches:
+            self.trainer.step(self.prepared.part(batch))
 
     def compare_last(self) -> None:
         """Compare further steps, from the trained state; later ones accumulate as without them."""

@@ -45,7 +45,8 @@ def trainer(config: RunConfig, steps: int = 0) -> Trainer:
     """The trainer of a run after so many steps."""
     prepared = prepare(config, one_batch=False)
     found = prepared.trainer(prepared.strategy.place(prepared.model, prepared.selection.used, Timer()))
-    found.take_steps(islice(prepared.endless_batches(), steps))
+    for batch in islice(prepared.endless_batches(), steps):
+        found.step(batch)
     return found
 
 
