@@ -98,7 +98,7 @@ def try_one_batch(prepared: Prepared) -> Objective:
         has_gradients = strategy.trains and loss.requires_grad
         if strategy.needs.gradients and has_gradients and (unused := _unused(model, loss)):
             strategy.unused(unused)
-    mark_drawing(model, draws.names)
+    mark_drawing(model, draws)
     if prepared.accumulate > 1:
         for each in batches(prepared):
             _check_halves(prepared, objective, each)

@@ -13,9 +13,8 @@ from dpexp.engine.run_globals import seeded_ranks
 from dpexp.engine.step_log import StepLog
 from dpexp.engine.verify import Verification
 from dpexp.measurement.collectives import counted_collectives
-from dpexp.measurement.profile import STEPS, WARM_UP, profile_steps
 from dpexp.measurement.step_profile import profiled_step
-from dpexp.measurement.steps import timed_steps
+from dpexp.measurement.steps import STEPS, WARM_UP, profile_steps, timed_steps
 from dpexp.record.journal import Journal
 from dpexp.timing import Timer
 from dpexp.training.trainer import Trainer
@@ -78,7 +77,8 @@ class Measurement:
         self.progress.begin("warm up")
         batches = islice(self.prepared.endless_batches(), self._schedule.warmup)
         self.verification.first(self.trainer, batches)
-        self.trainer.take_steps(map(self.prepared.part, batches))
+        for batch in batches:
+            self.trainer.step(self.prepared.part(batch))
 
     def compare_last(self) -> None:
         """Compare further steps, from the trained state; later ones accumulate as without them."""

@@ -21,8 +21,8 @@ from torch import distributed
 from dpexp import tensors
 from dpexp.data.batch import Batch
 from dpexp.distributed.group import group_of
-from dpexp.measurement.flops import CountingMode
 from dpexp.measurement.observe import size_of
+from dpexp.measurement.step_profile import CountingMode
 from dpexp.record.record import Row
 from dpexp.training.trainer import Trainer
 
@@ -47,7 +47,7 @@ class CountCollectives(CountingMode):  # type: ignore[no-untyped-call]
     """
 
     def __init__(self, phases: Sequence[str] = ()) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._phases = phases
         self._sent: dict[tuple[str, str, bool, int | None], float] = {}
         self._is_backward = False

@@ -8,6 +8,7 @@ A sparse gradient has the rows that the batch looked up. An optimizer that would
 parameters have the same optimizer, on one kind of device, one trains all of them.
 """
 
+import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,9 +24,7 @@ from dpexp.config.factories import Factory
 from dpexp.config.words import listed
 from dpexp.strategies.modules import EmbeddingTable, named_parameters
 from dpexp.strategies.placed import Placed, Shards
-from dpexp.training.attributes import attributes, is_equal, write_attributes
-from dpexp.training.eager_optimizers import eager
-from dpexp.training.optimizer_state import keeper
+from dpexp.training.optimizer_state import attributes, is_equal, keeper, write_attributes
 from dpexp.training.registry import FOR_SPARSE
 
 
@@ -203,6 +202,22 @@ class OptimizerChoice:
             found = type(made).__name__
             raise ConfigError(f"{factory.where}: {factory.target} returned {found}, not an Optimizer")
         return [made]
+
+
+NOT_TRACED = ("add_param_group", "load_state_dict", "state_dict", "zero_grad")
+"""The methods that import ``torch._dynamo`` when they are called first; so does a first step."""
+
+
+@functools.cache
+def eager(kind: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
+    """A subclass of the same name without what PyTorch wraps its methods in for ``torch.compile``.
+
+    A run compiles no optimizer, and ``torch._dynamo`` takes 0.7 s to import. It computes the same bits, and
+    hooks on its steps work as before.
+    """
+    methods = {name: inspect.unwrap(getattr(kind, name)) for name in NOT_TRACED}
+    step = torch.no_grad()(inspect.unwrap(kind.step))  # its first instance adds hooks and profiler
+    return type(kind.__name__, (kind,), methods | {"step": step, "__doc__": kind.__doc__})
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ The step itself is ``Placed.step``. A trainer adds what stays the same from step
 optimizers and mixed precision. Runs train with one; verification steps two of them side by side.
 """
 
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -63,11 +62,6 @@ class Trainer:
         """Remove all gradients; ``zero_grad`` does the same, and opens a profiler's span around it."""
         for parameter in self._trained:
             parameter.grad = None
-
-    def take_steps(self, batches: Iterable[Batch]) -> None:
-        """A step on each batch."""
-        for batch in batches:
-            self.step(batch)
 
     def evaluate(self, batch: Batch) -> Any:
         """The outputs of one batch in eval mode, without autocast.

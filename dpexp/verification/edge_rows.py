@@ -128,9 +128,8 @@ def _with_edge_ids(tables: Sequence[_Table], counts: Sequence[int], tensor: torc
         return tensor
     made, places = tensor.flatten().clone(), torch.arange(tensor.numel())
     row, is_id = places * len(tensor) // max(1, tensor.numel()), torch.zeros_like(places, dtype=torch.bool)
-    for size, padding, ids in sorted(
-        tables, key=itemgetter(0), reverse=True
-    ):  # the smallest table comes last
+    smallest_last = sorted(tables, key=itemgetter(0), reverse=True)
+    for size, padding, ids in smallest_last:
         if ids.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr():
             looked_up = places.as_strided(ids.shape, ids.stride(), ids.storage_offset())
             is_own = torch.isin(places, looked_up)

@@ -10,15 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
-import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from dpexp.data.rng import random_state
 from dpexp.distributed.group import ProcessGroup
-from dpexp.parallel.random_layers import DRAWS, is_random_layer, mark_drawing
+from dpexp.parallel.random_layers import is_random_layer
 from dpexp.strategies.module_calls import running_calls
 from dpexp.strategies.modules import parts, wrapped_key
 from dpexp.strategies.placed import Placed
@@ -88,38 +87,29 @@ class Nature:
     def of(cls, model: nn.Module, step: Callable[[frozenset[str]], Step]) -> Nature:
         """``step(quiet)`` takes a step with these modules in eval mode.
 
-        Where that is something else than as written, it is the whole model that draws.
+        Where that still draws, or is something else than as written, it is the whole model that draws.
         """
         layers = {name: part for name, part in model.named_modules() if part.training}
         norms = frozenset(name for name, part in layers.items() if isinstance(part, _BatchNorm))
         drawing = frozenset(name for name, part in layers.items() if is_random_layer(part))
-        with drawing_modules(model) as draws:
-            outputs, reached, drew = _computed(step, frozenset())
-        drawing |= draws.names
-        while (draws.any or drew) and WHOLE_MODEL not in drawing:
-            with drawing_modules(model) as draws:
-                try:
-                    found, names, drew = _computed(step, norms | drawing)
-                except Exception:  # of any kind: in eval mode a model may return what its loss does not take
-                    found, names, drew = frozenset(), frozenset(), False
-            if not (outputs <= found and reached <= names):
-                drawing |= {WHOLE_MODEL}
-                break
-            reached = names
-            if draws.any or drew:
-                drawing = more_quiet(drawing, draws.names)
-        mark_drawing(model, drawing - {WHOLE_MODEL})
+        with drawing_modules(model) as names:
+            written = step(frozenset())
+        drawing |= names
+        if written.drew and not _draws_nothing_else(step, norms | drawing, written):
+            drawing |= {WHOLE_MODEL}
         without_statistics = any(map(_has_no_statistics, model.modules()))
         return cls(norms, drawing, without_statistics)
 
 
-def _computed(
-    step: Callable[[frozenset[str]], Step], quiet: frozenset[str]
-) -> tuple[frozenset[tuple[str, torch.Size]], frozenset[str], bool]:
-    """The outputs of a step by their shapes, the parameters that get a gradient, and whether it drew."""
-    made = step(quiet)
-    outputs = frozenset((path, each.shape) for path, each in made.outputs.items())
-    return outputs, frozenset(made.gradients), made.drew
+def _draws_nothing_else(step: Callable[[frozenset[str]], Step], quiet: frozenset[str], written: Step) -> bool:
+    """Whether a step with these in eval mode draws nothing, and computes what the ``written`` one does."""
+    try:
+        found = step(quiet)
+    except Exception:  # of any kind: in eval mode a model may return what its loss does not take
+        return False
+    shapes = {path: each.shape for path, each in found.outputs.items()}
+    has_all = all(shapes.get(path) == each.shape for path, each in written.outputs.items())
+    return not found.drew and has_all and written.gradients.keys() <= found.gradients.keys()
 
 
 def _has_no_statistics(part: nn.Module) -> bool:
@@ -134,9 +124,7 @@ class Modes:
     training: tuple[Mode, ...]
 
     @classmethod
-    def of(
-        cls, nature: Nature, model: nn.Module, placed: Placed, chunks: Chunks, group: ProcessGroup
-    ) -> Modes:
+    def of(cls, nature: Nature, placed: Placed, chunks: Chunks, group: ProcessGroup) -> Modes:
         """Every rank gets the same."""
         own = [each.name for each in parts(placed.module) if isinstance(each.module, nn.SyncBatchNorm)]
         by_rank = group.all_gather(own)  # stages have other modules
@@ -161,11 +149,6 @@ class Modes:
         return cls(None if has_no_mode else together, (strict, *others))
 
 
-def draws(model: nn.Module) -> bool:
-    """Whether a module of the model is known to draw random numbers in training."""
-    return any(part.training and (is_random_layer(part) or DRAWS in vars(part)) for part in model.modules())
-
-
 def has_batch_norm(model: nn.Module) -> bool:
     """Whether a batch norm uses the statistics of its rows."""
     return any(
@@ -174,44 +157,19 @@ def has_batch_norm(model: nn.Module) -> bool:
     )
 
 
-# --- random draws ---
-
-
-@dataclass
-class Draws:
-    """``names`` are those of the modules that drew; ``any`` is True for draws outside of modules, too."""
-
-    names: set[str] = field(default_factory=set)
-    any: bool = False
-
-
 @contextmanager
-def drawing_modules(model: nn.Module) -> Iterator[Draws]:
-    """The modules that draw from the host's generator, complete when the context ends."""
-    draws, latest = Draws(), [random_state()]
-    names = {
-        module: name for name, module in model.named_modules()
-    }  # with those of wrappers: see mark_drawing
+def drawing_modules(model: nn.Module) -> Iterator[set[str]]:
+    """The names of the modules that draw from the host's generators, complete when the context ends."""
+    drawing, latest = set[str](), random_state()
+    names = {part: name for name, part in model.named_modules()}  # with those of wrappers: see mark_drawing
 
     def look() -> None:
+        nonlocal latest
         state = random_state()
-        if state != latest[0]:
-            draws.any, latest[0] = True, state
-            draws.names.update(names[call.part.module] for call in running[-1:])
+        if state != latest:
+            latest = state
+            drawing.update(names[call.part.module] for call in running[-1:])
 
     with running_calls(model, look) as running, uncompiled(model):
-        yield draws
+        yield drawing
         look()
-
-
-def more_quiet(quiet: frozenset[str], drawing: set[str]) -> frozenset[str]:
-    """The modules to put into eval mode, given those that were in it and those that drew nevertheless.
-
-    A module may read ``training`` of the one around it: this is the next to be quiet, up to the model.
-    """
-    found = set(quiet)
-    for name in drawing:
-        while name in found and name:
-            name = name.rpartition(".")[0]
-        found.add(name)
-    return frozenset(found) if found != quiet else quiet | {WHOLE_MODEL}

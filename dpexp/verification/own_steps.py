@@ -13,6 +13,7 @@ from torch import nn
 from dpexp.data.batch import Batch
 from dpexp.data.objective import Objective
 from dpexp.devices import without_tf32
+from dpexp.parallel.random_layers import draws_random_numbers
 from dpexp.strategies.modules import parts
 from dpexp.training.optimizers import OptimizerFactory
 from dpexp.training.preserve import is_users
@@ -20,11 +21,11 @@ from dpexp.training.trainer import Trainer
 from dpexp.verification.checks import checked_placed, checked_state, checked_window, undecided
 from dpexp.verification.chunks import Chunks
 from dpexp.verification.compare import Limits
-from dpexp.verification.diagnosis.found import Found
 from dpexp.verification.diagnosis.locate import Locator
+from dpexp.verification.diagnosis.patterns import Found
 from dpexp.verification.failure import SingleDeviceError
 from dpexp.verification.judge import worst_of_ranks
-from dpexp.verification.mode import OTHER_NUMBERS, Mode, draws, has_batch_norm
+from dpexp.verification.mode import OTHER_NUMBERS, Mode, has_batch_norm
 from dpexp.verification.model_copy import copied
 from dpexp.verification.recorder import fewer_collections
 from dpexp.verification.result import TOLERANCE, Result
@@ -94,7 +95,7 @@ class OwnSteps:
             is_short=self.dtype != torch.float64 or bool(self.autocast),
         )
         note = f"not compared: {why_not}" if why_not else ""
-        rows_are_apart = not (self.autocast or draws(self.model) or has_batch_norm(self.model))
+        rows_are_apart = not (self.autocast or draws_random_numbers(self.model) or has_batch_norm(self.model))
         placed = checked_placed(sides, Trial())
         return PlacedSteps(sides, self.model, placed, note, _counts(trainer), rows_are_apart)
 
@@ -193,7 +194,7 @@ def own_mode(model: nn.Module, chunks: Chunks, layout: Trainer, compared: Mode |
 
     What a user's layout does by definition is that of the mode in which it was compared.
     """
-    has_draws = draws(model)
+    has_draws = draws_random_numbers(model)
     if not has_draws and (chunks.are_synchronized or not has_batch_norm(model)):
         return Mode(), ""
     if has_draws and (not layout.placed.is_on_host or chunks.are_synchronized):

@@ -25,7 +25,7 @@ from dpexp.data.batch import Batch
 from dpexp.data.halves import no_mean_over_rows
 from dpexp.data.rng import kept_globals
 from dpexp.tensors import norm
-from dpexp.training.attributes import HiddenStateError
+from dpexp.training.optimizer_state import HiddenStateError
 from dpexp.training.preserve import preserved
 from dpexp.verification.alone import OwnGroupError, alone
 from dpexp.verification.checks import checked_placed, undecided

@@ -101,7 +101,7 @@ class Copies:
             self.objective,
             [in_dtype(each, dtype) for each in self.batches],
             nature,
-            Modes.of(nature, self.model, placed, chunks, self.group),
+            Modes.of(nature, placed, chunks, self.group),
             Switch(placed.module, nature.batch_norms | nature.drawing),
             dtype,
             probed.narrowed,

@@ -25,7 +25,7 @@ from dpexp.data.batch import Batch
 from dpexp.data.rng import kept_globals, random_state, set_random_state
 from dpexp.parallel.parallel_apply import intra_op_threads
 from dpexp.strategies.placed import StepEndedError
-from dpexp.training.attributes import HiddenStateError
+from dpexp.training.optimizer_state import HiddenStateError
 from dpexp.verification.checks import checked_state
 from dpexp.verification.compare import Tensors, magnitude, parts_of
 from dpexp.verification.failure import Failure, NonfiniteError, SingleDeviceError

@@ -19,8 +19,7 @@ from torch.distributed.tensor import DTensor
 from dpexp.config.errors import NotComparableError
 from dpexp.config.words import plural
 from dpexp.verification.compare import whole_error
-from dpexp.verification.diagnosis.fit import Fit, fit, multiple
-from dpexp.verification.diagnosis.patterns import scalings
+from dpexp.verification.diagnosis.patterns import Fit, fit, multiple, scalings
 from dpexp.watch.ranks import LoopRanks
 from dpexp.watch.weights import Weighed, are_alike
 

@@ -16,7 +16,7 @@ from dpexp.config.errors import NotComparableError
 from dpexp.data.averages import ROWS, count
 from dpexp.strategies.modules import named_parameters
 from dpexp.verification.compare import Difference, Kinds, Limits, Noise, noise_of, parts_of
-from dpexp.verification.diagnosis.fit import multiple
+from dpexp.verification.diagnosis.patterns import multiple
 from dpexp.verification.judge import judge, worst_errors
 from dpexp.verification.rounding import DRAWS, MARGIN, largest
 from dpexp.watch import update

@@ -21,7 +21,7 @@ from dpexp.copies import copied_module
 from dpexp.data.averages import SUM, Rule, count
 from dpexp.data.halves import rules
 from dpexp.verification.alone import alone
-from dpexp.verification.diagnosis.fit import multiple
+from dpexp.verification.diagnosis.patterns import multiple
 from dpexp.watch.calls import LoopCall
 from dpexp.watch.ranks import LoopRanks
 from dpexp.watch.replay import Replay

@@ -11,7 +11,7 @@ from helpers.engine_runs import recorded
 from helpers.in_ranks import records
 
 from dpexp.config.run_config import RunConfig
-from dpexp.measurement.profile import STEPS
+from dpexp.measurement.steps import STEPS
 from dpexp.record.files import PROFILE_TABLE, PROFILE_TRACE
 from dpexp.record.record import Record
 from dpexp.record.view import RecordView

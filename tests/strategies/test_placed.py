@@ -17,7 +17,7 @@ from dpexp.config.run_config import RunConfig
 from dpexp.data.batch import Batch
 from dpexp.engine.prepare import prepare
 from dpexp.engine.verify import verify
-from dpexp.measurement.profile import STEPS, WARM_UP
+from dpexp.measurement.steps import STEPS, WARM_UP
 from dpexp.strategies.placed import UNOBSERVED, Loss, Placed, StepObserver
 from dpexp.strategies.single import Single
 

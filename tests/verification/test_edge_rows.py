@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from helpers.planted import Net, Planted, on_host, proof_result, random_batches
-from nets import Words
 from torch import nn
 
 from dpexp.config.run_config import RunConfig
@@ -37,18 +36,6 @@ def random_ids(size: int, *shape: int) -> torch.Tensor:
 
 
 # --- ids ----------------------------------------------------------------------------------------------
-
-
-def test_the_first_ids_are_the_last_twice_padding_the_first_and_those_at_boundaries() -> None:
-    model, ids = Words(), 10 + random_ids(90, 7)
-    made = made_of(model, ids)
-    rows = made.inputs[0].tolist()
-    assert rows[0][:4] == [1002, 1002, 600, 0]
-    assert set(rows[0][4:]) == {500, 501, 502}, "two shards have 501 and 502 rows, or 502 and 501"
-    assert rows[1] == rows[0]
-    assert rows[-1] == [334] * 7
-    assert made.targets.tolist() == [0, 0, *range(2, ROWS)]
-    assert {250, 251, 752, 753} <= {each for row in rows for each in row}, "the boundaries of four shards"
 
 
 def test_the_boundaries_of_the_layout_come_first() -> None:
@@ -113,18 +100,6 @@ def test_a_large_table_is_compared_in_the_rows_of_the_made_batch(monkeypatch: py
     )
     assert {3999, 2000, 1999, 1333} <= set(touched_rows.touched_rows(model)["embedding.weight"].tolist())
     assert verify(prepared).passed
-
-
-# --- numbers ------------------------------------------------------------------------------------------
-
-
-def test_numbers_have_a_zero_row_an_outlier_and_two_equal_rows() -> None:
-    x = torch.randn(ROWS, 5, generator=torch.Generator().manual_seed(0))
-    (made,) = made_of(nn.Linear(5, 2), x).inputs
-    assert torch.equal(made[1], x[0])
-    assert made[2].abs().max() == pytest.approx(100 * x.abs().max())
-    assert torch.equal(made[3:-1], x[3:-1])
-    assert not made[-1].any()
 
 
 @pytest.mark.parametrize(("rows", "kept"), [(2, [0]), (3, [0, 0])])

@@ -20,14 +20,13 @@ from dpexp.verification.rounding import OtherwiseRounded
 DEVICES = [torch.device("cpu", index) for index in range(3)]
 
 
-def verified(model: nn.Module, strategy: str = "whole") -> Result:
-    return verify(replace(prepare(RunConfig(strategy, virtual=3)), model=model))
+def verified(model: nn.Module) -> Result:
+    return verify(replace(prepare(RunConfig("whole", virtual=3)), model=model))
 
 
-@pytest.mark.parametrize("strategy", ["whole", "functional"])
-def test_float32_inside_a_forward_is_judged_by_its_own_rounding(strategy: str) -> None:
+def test_float32_inside_a_forward_is_judged_by_its_own_rounding() -> None:
     torch.manual_seed(0)
-    result = verified(Scan(), strategy)
+    result = verified(Scan())
     assert (result.passed, result.dtype) == (True, torch.float64)
     assert 1e-12 < result.worst["gradients"].error < result.tolerance < 1e-5
     assert "rounding exceeds 1e-12; a single device that rounds it otherwise" in "; ".join(result.notes)

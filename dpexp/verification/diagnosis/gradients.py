@@ -16,7 +16,7 @@ from dpexp.config.words import listed
 from dpexp.strategies.modules import parts
 from dpexp.verification.compare import Difference, Tensors, magnitude, parts_of, worst
 from dpexp.verification.diagnosis import patterns
-from dpexp.verification.diagnosis.found import Found
+from dpexp.verification.diagnosis.patterns import Found
 from dpexp.verification.failure import Failure
 from dpexp.verification.sides import Sides
 
@@ -65,10 +65,12 @@ class FirstGradient:
         if self.group.dp_size > 1 and all(is_own for _, is_own in self.group.one_of_each_dp_rank(shapes)):
             why = self._of_ddp(names)
             return f"each rank has the gradient of its own rows: the sum over ranks is missing{why}"
-        if self._is_part(names[0]):
+        ranks_by_dp_rank = self.group.mesh.ranks_by_dp_rank
+        if self.group.size > self.group.dp_size and self._adds_up(names[0], ranks_by_dp_rank[0], 1):
             return "each rank has a part of it: the sum over the ranks that share rows is missing"
         texts = [text for text, _ in shapes]
-        if not any(texts) and self._has_mean(names[0]):
+        ranks = [of_rows[0] for of_rows in ranks_by_dp_rank]
+        if not any(texts) and len(ranks) > 1 and self._adds_up(names[0], ranks, len(ranks)):
             return f"the ranks have different gradients, whose mean is right: {self._unsynchronized(names)}"
         if len(set(texts)) == 1:
             return texts[0]
@@ -98,16 +100,6 @@ class FirstGradient:
             ". The hooks of DistributedDataParallel have not run: the model was cast or moved after it was "
             "wrapped, no_sync is on, or the wrapper's forward is not called"
         )
-
-    def _is_part(self, name: str) -> bool:
-        """Whether the gradients of ranks that compute the same rows add up to the right one."""
-        ranks = self.group.mesh.ranks_by_dp_rank[0]
-        return self.group.size > self.group.dp_size and self._adds_up(name, ranks, 1)
-
-    def _has_mean(self, name: str) -> bool:
-        """Whether the gradients of ranks that share out the rows have the right mean."""
-        ranks = [of_rows[0] for of_rows in self.group.mesh.ranks_by_dp_rank]
-        return self.group.dp_size > 1 and self._adds_up(name, ranks, len(ranks))
 
     def _adds_up(self, name: str, ranks: Sequence[int], divisor: int) -> bool:
         """Whether the sum of the gradients of these ranks, which differ, is so many times the right one."""

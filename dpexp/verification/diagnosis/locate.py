@@ -5,29 +5,42 @@ A failed step has kept the outputs of every module call and the gradients of bot
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from itertools import chain
-from typing import Any
 
 import torch
 from torch import nn
 
+from dpexp.config.errors import describe
 from dpexp.config.words import plural, shown
 from dpexp.data.halves import no_mean_over_rows
+from dpexp.distributed.group import RankError
 from dpexp.training.optimizer_state import groups
 from dpexp.verification.alone import alone
 from dpexp.verification.compare import Tensors, distance
 from dpexp.verification.diagnosis import patterns
-from dpexp.verification.diagnosis.found import Found, located
 from dpexp.verification.diagnosis.gradients import FirstGradient
 from dpexp.verification.diagnosis.modules import first_module
+from dpexp.verification.diagnosis.patterns import Found
 from dpexp.verification.failure import Failure
 from dpexp.verification.sides import Sides
 from dpexp.verification.trial import OF_OPTIMIZER, short_optimizer
 
 OF_BFLOAT16 = (2.0**-11, 2.0**-7)
 """The relative errors of tensors whose numbers were rounded to bfloat16, once or a few times: about 2**-9."""
+
+
+def located(what: str, search: Callable[[], Found]) -> Found:
+    """What the search finds, or which error has ended it: the difference that it explains is known.
+
+    Every rank must call this. All get the same, since all have gathered the same, or the same RankError.
+    """
+    try:
+        return search()
+    except RankError as error:
+        return Found(f"{what}: not located, {error}")
+    except Exception as error:  # of any kind: it is the user's model
+        return Found(f"{what}: not located, {describe(error)}")
 
 
 class Locator:
@@ -103,12 +116,10 @@ class Locator:
 
     def _of_updates(self) -> str:
         """By which factor each rank's parts of all parameters, or of the worst, have been updated."""
-        layout, before = self.sides.layout, self.failure.before
+        layout = self.sides.layout
         optimizer = f"the optimizer ({layout.optimizers})"
-        expected = self.failure.after
-        own = self.group.together(lambda: self._measured_update(layout.parameters(), expected, before))
-        found: list[_Update] = self.group.all_gather(own)
-        for factors in zip(*(each.factors for each in found), strict=True):
+        by_rank = self.group.all_gather(self.group.together(self._measured_update))
+        for factors in zip(*(of_rank for of_rank, _ in by_rank), strict=True):
             if None in factors or all(patterns.is_close(factor, 1) for factor in factors):
                 continue
             if all(patterns.is_close(factor, factors[0]) for factor in factors):
@@ -120,22 +131,19 @@ class Locator:
                 f"{optimizer} computes with a number of its own shard (a norm, a mean), not of all"
             )
         lowest, highest = OF_BFLOAT16
-        is_rounded = lowest < max(each.error for each in found) < highest
+        is_rounded = lowest < max(error for _, error in by_rank) < highest
         rounded = "numbers that are rounded to bfloat16 have an error of this size" if is_rounded else ""
         another = f"{optimizer} makes another update of the same gradients{self._settings()}"
-        return "; ".join(filter(None, (another, self._short_optimizer() or rounded)))
+        short = short_optimizer(self.failure.type_of_update, self.sides.single.dtype, layout)
+        return "; ".join(filter(None, (another, short or rounded)))
 
-    def _short_optimizer(self) -> str:
-        return short_optimizer(self.failure.type_of_update, self.sides.single.dtype, self.sides.layout)
-
-    def _measured_update(
-        self, parameters: Mapping[str, nn.Parameter], expected: Tensors, before: Tensors
-    ) -> _Update:
-        pairs = _updates(parameters, expected, before)
+    def _measured_update(self) -> tuple[tuple[float | None, float | None], float]:
+        """How many times too large this rank's updates are, of all parameters and of the worst; its error."""
+        pairs = _updates(self.sides.layout.parameters(), self.failure.after, self.failure.before)
         every = [torch.cat(each) for each in zip(*pairs.values(), strict=True)]
         worst = pairs.get(self.failure.worst.tensor, tuple(every))
         size, error = float(worst[1].norm()), float((worst[0] - worst[1]).norm())
-        return _Update((patterns.factor(*every), patterns.factor(*worst)), error / size if size else 0.0)
+        return (patterns.factor(*every), patterns.factor(*worst)), error / size if size else 0.0
 
     def _settings(self) -> str:
         """The settings of the optimizers' groups that differ from those of a single device."""
@@ -155,14 +163,6 @@ class Locator:
 def _owner(tensor: str) -> str:
     """The module that has a parameter or a buffer, of which the optimizer may keep ``parameter: key``."""
     return tensor.partition(": ")[0].rpartition(".")[0]
-
-
-@dataclass(frozen=True)
-class _Update:
-    """How many times too large a rank's updates are, of all parameters and of the worst, and its error."""
-
-    factors: tuple[Any, Any]
-    error: float
 
 
 def _updates(
