@@ -11,13 +11,13 @@ from typing import TextIO
 
 from dpexp.record.record import Record
 from dpexp.record.view import RecordView
-from dpexp.report.chrome_trace import chrome_trace as trace_of
 from dpexp.report.figures import layout_figure, phases_figure
 from dpexp.report.markdown import markdown_text
 from dpexp.report.page import timeline_page
 from dpexp.report.sections import sections as sections_of
 from dpexp.report.style import png
 from dpexp.report.terminal import terminal_text
+from dpexp.report.timeline import chrome_trace
 
 __all__ = ["note", "summary", "write_files"]
 
@@ -51,7 +51,7 @@ def write_files(record: Record | RecordView, folder: Path) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     contents = {}
     if view.spans:
-        trace = json.dumps(trace_of(view), separators=(",", ":"))
+        trace = json.dumps(chrome_trace(view), separators=(",", ":"))
         contents = {"timeline.html": timeline_page(view).encode(), "trace.json": trace.encode()}
     for name, figure in {"phases.png": phases_figure(view), "layout.png": layout_figure(view)}.items():
         if figure is not None:

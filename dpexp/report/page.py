@@ -15,8 +15,6 @@ from dpexp.report.timeline import Bar, Lane, TimelineStep, typical_step
 
 LEVEL_PX = 22
 """The height of a level of a lane, as ``page.css`` has it."""
-LANE_LETTERS = 22
-"""Longer names of lanes are shortened."""
 
 
 def timeline_page(view: RecordView) -> str:
@@ -47,8 +45,7 @@ def picture(view: RecordView) -> str:
         f"{in_html(phase.name)} {units.ms(phase.median)}</span> "
         for phase in view.phases
     )
-    names = units.short_names([lane.name for lane in step.lanes], LANE_LETTERS)
-    lanes = (_lane(name, lane, step, colors) for name, lane in zip(names, step.lanes, strict=True))
+    lanes = (_lane(lane, step, colors) for lane in step.lanes)
     return (
         f'<p>{text}</p><p class="legend">{legend}</p>'
         f'<div class="lanes"><b></b><div class="axis">{_axis(step.end)}</div>{"".join(lanes)}</div>'
@@ -65,7 +62,7 @@ def _axis(ms: float) -> str:
     return "".join(f'<i style="left:{100 * tick / ms:.2f}%">{units.ms(tick)}</i>' for tick in ticks)
 
 
-def _lane(name: str, lane: Lane, step: TimelineStep, colors: dict[str, str]) -> str:
+def _lane(lane: Lane, step: TimelineStep, colors: dict[str, str]) -> str:
     bars = "".join(
         _bar(bar, number, step, colors[bar.phase])
         for number, level in enumerate(lane.levels)
@@ -73,7 +70,7 @@ def _lane(name: str, lane: Lane, step: TimelineStep, colors: dict[str, str]) -> 
         if bar.ms
     )
     height = LEVEL_PX * max(1, len(lane.levels))
-    return f'<b>{in_html(name)}</b><div class="track" style="height:{height}px">{bars}</div>'
+    return f'<b>{in_html(lane.name)}</b><div class="track" style="height:{height}px">{bars}</div>'
 
 
 def _bar(bar: Bar, level: int, step: TimelineStep, color: str) -> str:

@@ -33,18 +33,13 @@ def terminal_text(
     ``piped`` is the width without a terminal.
     """
     stream = stream or sys.stdout
-    width = width or terminal_width(stream) or piped
+    is_terminal = stream.isatty() or os.environ.get("COLUMNS")
+    width = width or (Console(file=stream).width if is_terminal else piped)
     console = Console(file=stream, width=width, highlight=False, force_jupyter=False)
     with console.capture() as captured:
         for section in sections:
             console.print(_section(section, width))
     return "\n".join(line.rstrip() for line in captured.get().rstrip().split("\n"))
-
-
-def terminal_width(stream: TextIO | None = None) -> int | None:
-    """COLUMNS if it is set, else the width of the stream's terminal; None where it is not one."""
-    stream = stream or sys.stdout
-    return Console(file=stream).width if stream.isatty() or os.environ.get("COLUMNS") else None
 
 
 def _section(section: Section, width: int) -> RenderableType:

@@ -16,12 +16,15 @@ level of its lane. The page and the Chrome trace show these bars.
 
 import statistics
 from dataclasses import dataclass, field
+from typing import Any
 
 from dpexp.record.phases import StepSpans, rows_of
 from dpexp.record.record import Row
 from dpexp.record.view import RecordView
 from dpexp.report import layout
 
+STEPS = 0
+"""The process of the steps in the Chrome trace; those of the devices follow."""
 _ROUNDING = 1e-5
 """Bars whose end and start differ by less (ms) do not overlap: a Record rounds times to a nanosecond."""
 
@@ -128,3 +131,46 @@ def _lanes(view: RecordView, rows: list[Row], start: float) -> list[Lane]:
     ordered = [lanes[key] for key in sorted(lanes)]
     busy = {lane.device for lane in ordered if lane.owner}
     return [*ordered, *(Lane(device, "idle") for device in view.devices if busy and device not in busy)]
+
+
+# --- Chrome's trace format -----------------------------------------------------------------------
+
+
+def chrome_trace(view: RecordView) -> dict[str, Any]:
+    """All steps for Perfetto: a process for each device, a thread for each level of a lane.
+
+    The events are «complete» (``X``), with times in µs; the format is described at
+    https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU.
+    """
+    record, processes = view.record, dict[str, int]()
+    threads: dict[tuple[str, int], int] = {}
+    events: list[Row] = [_name("process_name", STEPS, 0, f"{record.name or record.run_id}: steps")]
+    for step in timeline_steps(view):
+        events.append(
+            _complete(f"step {step.number}", "step", (STEPS, 0), step.start, step.ms, {"rows": step.rows})
+        )
+        for lane in step.lanes:
+            for number, level in enumerate(lane.levels):
+                if lane.device not in processes:
+                    processes[lane.device] = len(processes) + 1
+                    events.append(_name("process_name", processes[lane.device], 0, lane.device))
+                process, key = processes[lane.device], (lane.name, number)
+                if key not in threads:
+                    threads[key] = len(threads)
+                    events.append(_name("thread_name", process, threads[key], lane.name))
+                for bar in level:
+                    place, start = (process, threads[key]), step.start + bar.start
+                    events.append(
+                        _complete(bar.name, bar.phase, place, start, bar.ms, {"device": bar.device})
+                    )
+    run = {"run_id": record.run_id, "strategy": record.strategy, "execution": record.execution}
+    return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": run}
+
+
+def _complete(name: str, kind: str, place: tuple[int, int], start: float, ms: float, args: Row) -> Row:
+    times = {"ts": round(1000 * start, 3), "dur": round(1000 * ms, 3)}
+    return {"name": name, "cat": kind, "ph": "X", "pid": place[0], "tid": place[1], **times, "args": args}
+
+
+def _name(what: str, process: int, thread: int, name: str) -> Row:
+    return {"name": what, "ph": "M", "pid": process, "tid": thread, "args": {"name": name}}
