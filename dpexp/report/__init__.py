@@ -13,11 +13,10 @@ from dpexp.record.record import Record
 from dpexp.record.view import RecordView
 from dpexp.report.figures import layout_figure, phases_figure
 from dpexp.report.markdown import markdown_text
-from dpexp.report.page import timeline_page
 from dpexp.report.sections import sections as sections_of
 from dpexp.report.style import png
 from dpexp.report.terminal import terminal_text
-from dpexp.report.timeline import chrome_trace
+from dpexp.report.timeline import chrome_trace, timeline_page
 
 __all__ = ["note", "summary", "write_files"]
 

@@ -16,7 +16,6 @@ not shown, or is contradicted.
 from __future__ import annotations
 
 import operator
-import re
 import runpy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,14 +26,12 @@ from typing import Any
 
 from dpexp.config.errors import ConfigError
 from dpexp.config.run_config import RunConfig
-from dpexp.config.strategy_options import REFERENCE
-from dpexp.config.words import did_you_mean, shown
+from dpexp.config.words import did_you_mean
 from dpexp.study.records import Plan, RunsByCell, finished_runs, read_runs
 
 CONFIG = "config.py"
 REQUIRED = ("QUESTION", "RUNS", "CLAIMS", "ANSWER", "COLUMNS")
 RELATIONS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge, "==": operator.eq}
-_CELL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 
 
 class ClaimOutcome(StrEnum):
@@ -170,21 +167,7 @@ def load_experiment(folder: Path) -> Experiment:
         raise ConfigError(f"{path}: it must define {', '.join(missing)}")
     known = (*REQUIRED, "FIGURE", "REPEATS", "PROGRAMS")
     experiment = Experiment(folder, **{name.lower(): names[name] for name in known if name in names})
-    _check(experiment, path)
-    return experiment
-
-
-def _check(experiment: Experiment, path: Path) -> None:
-    repeats = experiment.repeats
-    if type(repeats) is not int or repeats < 1:
-        raise ConfigError(f"{path}: REPEATS is {shown(repeats)}: give a whole number from 1")
-    for cell in experiment.cells:
-        if not _CELL.fullmatch(cell):
-            raise ConfigError(f"{path}: cell '{cell}': use only letters, digits, - and _")
     for claim in experiment.claims:
         for pattern in filter(None, (claim.of, claim.against)):
             experiment.cells_matching(pattern)
-    runs = experiment.runs.values()
-    if runs and not any(run.strategy == REFERENCE for run in runs):
-        what = f"strategy {REFERENCE}, the reference that every sweep measures"
-        raise ConfigError(f"{path}: no cell has {what}")
+    return experiment

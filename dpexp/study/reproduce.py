@@ -116,10 +116,9 @@ class Check:
 
 @dataclass(frozen=True)
 class Reproduction:
-    """Two Records of one config, compared; ``differences`` are of what decides bits, and of the code."""
+    """A Record compared with one of its repeat; ``differences`` are of what decides bits, and of the code."""
 
     then: Record
-    now: Record
     differences: list[tuple[str, str, str]]
     checks: list[Check]
 
@@ -156,10 +155,10 @@ def compare_records(then: Record, now: Record) -> Reproduction:
         if old is not None and old != after[what]
     ]
     same_bits = not any(what in BITS for what, *_ in differences)
-    facts, bits = (_facts(then), _facts(now)), (_bits(then), _bits(now))
-    checks = [Check(what, old, _known(old, facts[1][what]), True) for what, old in facts[0].items()]
-    checks += [Check(what, old, bits[1][what], same_bits) for what, old in bits[0].items()]
-    return Reproduction(then, now, differences, checks)
+    facts, bits = _facts(now), _bits(now)
+    checks = [Check(what, old, _known(old, facts[what]), True) for what, old in _facts(then).items()]
+    checks += [Check(what, old, bits[what], same_bits) for what, old in _bits(then).items()]
+    return Reproduction(then, differences, checks)
 
 
 def _facts(record: Record) -> Row:

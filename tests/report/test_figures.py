@@ -15,7 +15,7 @@ from dpexp.record.record import Record
 from dpexp.record.view import RecordView
 from dpexp.report import style, terminal
 from dpexp.report.figures import layout_figure, phases_figure
-from dpexp.report.page import timeline_page
+from dpexp.report.timeline import timeline_page
 from dpexp.study.figure import SERIES
 
 

@@ -14,7 +14,7 @@ from dpexp.record.record import Record
 from dpexp.record.runs import RunSummary
 from dpexp.record.view import RecordView
 from dpexp.report import listing, units
-from dpexp.report.page import timeline_page
+from dpexp.report.timeline import timeline_page
 
 
 def plain(screen: str) -> str:

@@ -105,13 +105,6 @@ def test_a_watched_loop_begins_with_its_verdict_and_gets_no_advice_for_runs() ->
     assert not re.search("cannot be judged: |--steps|--virtual|Findings", text)
 
 
-def test_layers_and_replicas_that_are_alike_share_a_row() -> None:
-    text = report.summary(whole(64, modules=12, batches=(512, 512)), width=80, full=True)
-    assert len(re.findall(r"layers\.0-11\.linear +64 × \(8, 5\) +64 × \(8, 2\) +64 replicas", text)) == 1
-    assert "a copy of layers.0-11.linear" in text
-    assert len(text.splitlines()) < 60
-
-
 def test_a_device_map_says_what_moves_and_which_part_of_a_module_a_rank_has() -> None:
     record = whole(4)
     text = report.summary(whole(2), width=100)
