@@ -147,7 +147,6 @@ def _unknown(flag: str, known: Iterable[str], where: str = "") -> ConfigError:
 
 @cache
 def _commands() -> dict[str, Any]:
-    """The command of each strategy."""
     return typer.main.get_command(run.app).commands  # type: ignore[attr-defined, no-any-return]
 
 

@@ -120,7 +120,6 @@ def _folders(name: str) -> list[Path]:
 
 
 def _print(result: SyncResult) -> None:
-    """One line; on stderr where something is wrong."""
     if result.state == SKIPPED:
         _warn(f"run {result.run_id} is skipped: {result.message}")
         return

@@ -1,8 +1,8 @@
 """Report: Records as text, figures and findings. Needs neither torch nor mlflow.
 
 ``sections`` is the report of one run, ``compare`` of several, with the ``findings`` on each run;
-``terminal``, ``markdown``, ``page`` and ``figures`` show them. Each function takes a Record, or a view of it
-that several of them share, and figures import matplotlib when they are drawn.
+``terminal``, ``markdown``, ``timeline`` and ``figures`` show them. Each function takes a Record, or a view
+of it that several of them share, and figures import matplotlib when they are drawn.
 """
 
 import json

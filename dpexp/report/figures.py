@@ -87,7 +87,6 @@ def _title(devices: list[str]) -> str:
 
 
 def _contents(view: RecordView, place: layout.DeviceContents) -> list[str]:
-    """What a device holds, computes and gets, a line each."""
     size = place.own.total() + place.copies.total()
     lines = textwrap.wrap(layout.holds(place), MOST_LETTERS) if size else ["no module"]
     group = view.largest

@@ -108,8 +108,9 @@ def idle_devices(view: RecordView) -> str:
     short = [group for group in view.batches if 0 < len(group.split) < count]
     if not short:
         return ""
-    group = min(short, key=lambda group: len(group.split))
-    which = "Every batch" if len(short) == len(view.batches) else "The last batch of an epoch"
+    every = len(short) == len(view.batches)
+    group = short[0] if every else min(short, key=lambda group: len(group.split))
+    which = "Every batch" if every else "The last batch of an epoch"
     return (
         f"{which} ({plural(group.rows, 'row')}) runs on {len(group.split)} of {plural(count, 'device')}: "
         f"{count - len(group.split)} idle meanwhile. Choose a --batch-size that gives rows to all of them."

@@ -50,7 +50,6 @@ def runs(summaries: Sequence[RunSummary], delivered: Mapping[str, str]) -> str:
 
 
 def _figures(summaries: Sequence[RunSummary]) -> dict[str, list[str]]:
-    """The figures of the registry that stand in lists, with the interquartile range of what has samples."""
     table: dict[str, list[str]] = {}
     for figure in figures(At.LIST):
         values = [run.figures.get(figure.name) for run in summaries]

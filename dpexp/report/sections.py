@@ -77,12 +77,7 @@ def _run(view: RecordView, findings: Mapping[str, str]) -> Section:
 
 
 def _verdict(view: RecordView, findings: Mapping[str, str]) -> str:
-    """How the run was executed, whether it is verified, its step time, and the first of its findings.
-
-    Of a run that cannot be judged: why, and its rate by wall clock. Of one that can, although interruptions
-    hold most of its time: how many they are. Of a loop that is watched: how many steps were compared. Empty
-    for a dry run.
-    """
+    """How the run was executed, whether it is verified, its step time, and the first of its findings."""
     record, usual = view.record, view.usual
     if record.status == "planned":
         return ""
@@ -120,7 +115,6 @@ def _config(view: RecordView) -> str:
 
 
 def _steps(view: RecordView) -> str:
-    """Of which steps the median is, and which are left out of it."""
     usual = view.usual
     if usual is None:
         return ""
@@ -195,7 +189,6 @@ def device_map_section(view: RecordView) -> Section | None:
 
 
 def _moved(view: RecordView) -> list[str]:
-    """What a step moves between devices, forward and backward, a line each."""
     moved: dict[str, Counter[str]] = {"forward": Counter(), "backward": Counter()}
     for move in view.moves:
         moved["backward" if move.is_backward else "forward"][move.what] += move.bytes
@@ -229,7 +222,6 @@ def work_section(view: RecordView) -> Section | None:
 
 
 def _computed(view: RecordView) -> str:
-    """What a step computes, and how fast if that can be judged."""
     if uncounted := view.record.work.get("uncounted"):
         return f"FLOPs are not known: PyTorch has no formula for {listed(uncounted)}"
     parts = [f"{units.flop(count)} in {name}" for name, count in view.flops.items()]

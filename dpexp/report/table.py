@@ -100,7 +100,6 @@ def _not_ranked(names: Sequence[str], cells: Sequence[Cell]) -> str:
 
 
 def _text(cell: Cell, figure: Figure, baseline: Cell) -> str:
-    """A figure of a cell as the table has it."""
     if figure.name == "speed_up":
         if cell is baseline:
             return "baseline"

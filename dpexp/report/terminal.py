@@ -43,7 +43,6 @@ def terminal_text(
 
 
 def _section(section: Section, width: int) -> RenderableType:
-    """The title, then everything else indented by two."""
     body: list[RenderableType] = [_text(line) for line in section.lines]
     if section.title == "Findings":
         body = [_grid([(Text("-"), line)], gap=1) for line in body]

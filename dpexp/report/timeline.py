@@ -179,7 +179,6 @@ def _picture(view: RecordView) -> str:
 
 
 def _axis(ms: float) -> str:
-    """Ticks at 0 and at two to six round times."""
     if not 0 < ms < math.inf:
         return ""
     power = 10.0 ** math.floor(math.log10(ms))
@@ -200,7 +199,6 @@ def _lane(lane: Lane, step: TimelineStep, colors: dict[str, str]) -> str:
 
 
 def _bar(bar: Bar, level: int, step: TimelineStep, color: str) -> str:
-    """A bar; on hover its phase, device and time are shown."""
     time = f"{units.ms(bar.ms)}, {units.percent(bar.ms / step.ms)} of the step"
     facts = (f"{bar.phase}, {bar.owner}".removesuffix(", "), f"on {bar.device}", time)
     left, width = 100 * bar.start / step.end, 100 * bar.ms / step.end

@@ -7,8 +7,7 @@ from helpers.record_factory import whole
 
 from dpexp.config.run_config import RunConfig
 from dpexp.record.view import RecordView
-from dpexp.study.claims import judge
-from dpexp.study.experiment import Bars, Claim, Experiment
+from dpexp.study.experiment import Bars, Claim, Experiment, judge
 from dpexp.study.metrics import metric, table_cell
 from dpexp.study.records import Rounds
 from dpexp.study.results import fill
