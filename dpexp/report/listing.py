@@ -80,9 +80,4 @@ def models_sections(registry: Sequence[Row]) -> list[Section]:
     for model in registry:
         options = ((f"{option['option']}={option['default']}", option["help"]) for option in model["options"])
         sections.append(Section(f"{model['model']}: {model['help']}", commands=tuple(options)))
-    lines = (
-        "--model NAME:KEY=VALUE,... sets options",
-        "--model package.module:factory or file.py:factory is your own",
-        "`single --model NAME --dry-run --full` shows the modules that a model is made of",
-    )
-    return [*sections, Section("How to use them", lines)]
+    return sections
