@@ -19,11 +19,11 @@ import itertools
 import re
 import shlex
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import replace
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import typer
 
@@ -42,57 +42,43 @@ Value = tuple[str, ...]
 """The words of one value: ``("--virtual", "2")``, ``("--sparse",)``."""
 
 
-class Combination(NamedTuple):
-    """A strategy and one value for each of its options."""
-
-    strategy: str
-    values: Mapping[str, Value]
-
-    @property
-    def words(self) -> list[str]:
-        """Its options as words of a command line."""
-        return [*itertools.chain.from_iterable(self.values.values())]
-
-    def refused(self, reason: str) -> str:
-        """``whole --virtual 0: it must be at least 1``"""
-        return f"{shlex.join([self.strategy, *self.words])}: {reason}"
-
-    def cell(self, varying: set[str]) -> str:
-        """``whole-virtual_2``: the name of its cell, from the options that have several values."""
-        values = (" ".join(words) for option, words in self.values.items() if option in varying)
-        slugs = (re.sub(r"[^A-Za-z0-9]+", "_", value).strip("_") for value in values)
-        return "-".join([self.strategy, *slugs])[:_MAX_CELL]
-
-
 def plan_of(words: Sequence[str], repeats: int) -> tuple[Plan, list[str]]:
     """The plan of a command line, and what it leaves out, one combination for each reason.
 
     Every combination is built, and none runs. Raises ConfigError.
     """
-    strategies, values = _split(words)
-    axes = _axes(strategies, values)
-    accepted: list[tuple[Combination, RunConfig]] = []
-    refused: list[tuple[Combination, str]] = []
-    for combination in _combinations(axes):
-        try:
-            accepted.append((combination, _built(combination)))
-        except ConfigError as error:
-            refused.append((combination, str(error)))
-    usable = {value for one, _ in accepted for value in one.values.values()}
-    for combination, reason in refused:
-        if not accepted or not usable.issuperset(combination.values.values()):
-            raise ConfigError(combination.refused(reason))
+    strategies, values_of = _split(words)
+    axes = _axes(strategies, values_of)
     runs: dict[str, RunConfig] = {}
-    for combination, config in accepted:
-        options = axes[combination.strategy]
-        name = combination.cell({option for option, several in options.items() if len(several) > 1})
-        numbered = (f"{name}-{number}" for number in itertools.count(2))
-        unique = next(one for one in itertools.chain([name], numbered) if one not in runs)
-        runs[unique] = replace(config, track=False)  # the sweep delivers its runs
-    left_out = {(each.strategy, why): each.refused(why) for each, why in reversed(refused)}
-    every = [word for several in values.values() for value in several for word in value]
-    plan = Plan(accepted[0][1].experiment, shlex.join([*axes, *every]), runs, repeats)
-    return plan, [*left_out.values()]
+    usable = set[Value]()
+    refused: list[tuple[str, tuple[Value, ...], str]] = []
+    for strategy, options in axes.items():
+        for values in itertools.product(*options.values()):
+            try:
+                config = _built(strategy, values)
+            except ConfigError as error:
+                refused.append((strategy, values, str(error)))
+                continue
+            usable.update(values)
+            name = _cell(strategy, [value for value in values if [value] not in options.values()])
+            numbered = (f"{name}-{number}" for number in itertools.count(2))
+            unique = next(one for one in itertools.chain([name], numbered) if one not in runs)
+            runs[unique] = replace(config, track=False)  # the sweep delivers its runs
+    left_out: dict[tuple[str, str], str] = {}
+    for strategy, values, reason in refused:
+        message = f"{shlex.join([strategy, *itertools.chain(*values)])}: {reason}"
+        if not runs or not usable.issuperset(values):
+            raise ConfigError(message)
+        left_out.setdefault((strategy, reason), message)
+    every = [word for several in values_of.values() for value in several for word in value]
+    experiment = next(iter(runs.values())).experiment
+    return Plan(experiment, shlex.join([*axes, *every]), runs, repeats), [*left_out.values()]
+
+
+def _cell(strategy: str, varying: Iterable[Value]) -> str:
+    """``whole-virtual_2``: the name of a cell, from the values of the options that have several."""
+    slugs = (re.sub(r"[^A-Za-z0-9]+", "_", " ".join(value)).strip("_") for value in varying)
+    return "-".join([strategy, *slugs])[:_MAX_CELL]
 
 
 def _split(words: Sequence[str]) -> tuple[list[str], dict[str, list[Value]]]:
@@ -154,12 +140,6 @@ def _on_one_device(option: str, values: list[Value]) -> list[Value]:
     return [*{name.partition(":")[0]: (flag, name) for flag, name in firsts}.values()]
 
 
-def _combinations(axes: Mapping[str, Mapping[str, list[Value]]]) -> Iterator[Combination]:
-    for strategy, options in axes.items():
-        for values in itertools.product(*options.values()):
-            yield Combination(strategy, dict(zip(options, values, strict=True)))
-
-
 def _unknown(flag: str, known: Iterable[str], where: str = "") -> ConfigError:
     hint = f"{command('sweep')} --help and {command('run')} STRATEGY --help list the options"
     return ConfigError(f"{where}unknown option '{flag}'; {hint}{did_you_mean(flag, known)}")
@@ -167,7 +147,6 @@ def _unknown(flag: str, known: Iterable[str], where: str = "") -> ConfigError:
 
 @cache
 def _commands() -> dict[str, Any]:
-    """The command of each strategy."""
     return typer.main.get_command(run.app).commands  # type: ignore[attr-defined, no-any-return]
 
 
@@ -178,7 +157,7 @@ def _options(strategy: str) -> dict[str, Any]:
     return {flag: option for option in options for flag in (*option.opts, *option.secondary_opts)}
 
 
-def _built(combination: Combination) -> RunConfig:
+def _built(strategy: str, values: Iterable[Value]) -> RunConfig:
     """The config of a run, as ``run`` makes it, from environment and files as well; its start is tried.
 
     Raises ConfigError.
@@ -186,13 +165,12 @@ def _built(combination: Combination) -> RunConfig:
     from dpexp.engine.prepare import prepare  # imports torch
     from dpexp.engine.run_globals import run_globals
 
-    strategy = combination.strategy
     try:
-        context = _commands()[strategy].make_context(strategy, combination.words)
+        context = _commands()[strategy].make_context(strategy, [*itertools.chain(*values)])
     except typer.BadParameter as error:
         raise ConfigError(error.format_message()) from None
-    values = {name: context.params[name] for name in option_names(strategy)}
-    config = RunConfig.from_dict({"strategy": strategy, **values, "run_name": ""}, where="")
+    given = {name: context.params[name] for name in option_names(strategy)}
+    config = RunConfig.from_dict({"strategy": strategy, **given, "run_name": ""}, where="")
     with as_config_error("the start of the run"), redirect_stdout(sys.stderr), run_globals(config):
         prepared = prepare(config)
     return replace(config, batch_size=prepared.batch_size)

@@ -50,12 +50,10 @@ def with_options(function: Callable[..., None], strategy: str) -> Callable[..., 
 
 @cache
 def _shared() -> list[inspect.Parameter]:
-    """The parameters that all strategies have."""
     return _parameters(RunConfig)
 
 
 def _parameters(cls: type, own_panel: str = "") -> list[inspect.Parameter]:
-    """A parameter for each option of a config class."""
     panels = {name: panel for panel, names in PANELS.items() for name in names}
     types = types_of(cls)
     return [

@@ -21,21 +21,16 @@ def run_rank() -> NoReturn:
     The exit code is 0 once the result is written, also for a failed run. A rank that lost its peers exits
     with 1: the launcher ends those that wait for others.
     """
-    end_rank(_run_rank(Job.of_rank()))
-
-
-def _run_rank(job: Job) -> int:
-    """The exit code of this rank."""
-    sys.argv = job.argv
-    world = World.of()
+    job, world = Job.of_rank(), World.of()
     assert world is not None
-    config = RunConfig.from_dict(job.config, where="job")
+    sys.argv = job.argv
+    code = 0
     try:
         with redirect_stdout(sys.stderr):
-            outcome = execute(config, quiet=job.quiet)
+            outcome = execute(RunConfig.from_dict(job.config, where="job"), quiet=job.quiet)
+        code = int(isinstance(outcome.error, LostContact))
     except (ConfigError, JournalError) as error:
         RankResult(world.rank, "refused", type(error).__name__, str(error)).write()
-        return 0
     except (KeyboardInterrupt, Terminated):  # before the run began: the launcher reports it
-        return 1
-    return 1 if isinstance(outcome.error, LostContact) else 0
+        code = 1
+    end_rank(code)

@@ -82,7 +82,6 @@ def _chosen(names: list[str]) -> list[Path]:
 
 
 def _write(names: list[str]) -> int:
-    """Write results.md and the figure of these experiments."""
     for name in names:
         for path in Results(load_experiment(Path(name))).write():
             say(f"wrote {path}", err=True)
@@ -103,7 +102,6 @@ def _check(names: list[str]) -> int:
 
 
 def _folder(name: str) -> Path:
-    """The folder of a named run. Raises ConfigError if there is no such run."""
     path = Path(name)
     is_folder = (path / RECORD).is_file() or (path / JOURNAL).is_file()
     return path if is_folder else find(home() / "runs", name)

@@ -39,7 +39,6 @@ Config = Annotated[
 
 
 def _output(name: str, help: str) -> Any:
-    """A flag on what a command prints."""
     return typer.Option(name, help=help, metavar="", rich_help_panel=OUTPUT)
 
 
@@ -125,7 +124,6 @@ def _ended_without_record(error: BaseException | None) -> int:
 
 
 def _failed(error: BaseException) -> int:
-    """Print why the run ended early; return the exit code."""
     if isinstance(error, KeyboardInterrupt):
         message = "interrupted; what was measured is recorded"
     else:
@@ -136,7 +134,6 @@ def _failed(error: BaseException) -> int:
 
 
 def _code(error: BaseException) -> int:
-    """The exit code of a run that this error ended."""
     if isinstance(error, KeyboardInterrupt):
         return Exit.INTERRUPTED
     return Exit.TERMINATED if isinstance(error, Terminated) else Exit.FAILED

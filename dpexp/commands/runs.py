@@ -43,10 +43,7 @@ def find_run(name: str) -> Path:
 
 @app.command("list", epilog=examples("runs", "list", "list --json"))
 def list_(as_json: Json = False) -> None:
-    """List all runs, the newest first.
-
-    A narrow terminal gets fewer columns; where the output is piped, none is left out.
-    """
+    """List all runs, the newest first."""
     runs = runs_folder()
     known = summaries(runs)
     states = delivered(home(), [summary.run_id for summary in known])
@@ -57,7 +54,7 @@ def list_(as_json: Json = False) -> None:
         rows = [{**summary.to_dict(), "delivered": states[summary.run_id]} for summary in known]
         say(json.dumps(rows))
     elif known:
-        say(listing.runs(known, states, width=terminal.terminal_width()))
+        say(listing.runs(known, states))
     else:
         say(f"no run yet in {runs}: {command('run')} hybrid makes one", err=True)
 
@@ -123,7 +120,6 @@ def _folders(name: str) -> list[Path]:
 
 
 def _print(result: SyncResult) -> None:
-    """One line; on stderr where something is wrong."""
     if result.state == SKIPPED:
         _warn(f"run {result.run_id} is skipped: {result.message}")
         return
@@ -131,26 +127,23 @@ def _print(result: SyncResult) -> None:
     say(f"{result.run_id}  {result.state}{message}", err=not result.is_well)
 
 
-@app.command("reproduce", epilog=examples("runs", "reproduce last", "reproduce record.json --trust"))
+@app.command("reproduce", epilog=examples("runs", "reproduce last", "reproduce record.json"))
 def reproduce(
     run: Annotated[
         str, typer.Argument(metavar="RUN|record.json", help="A recorded run, or the file of a Record.")
     ],
-    trust: Annotated[
-        bool,
-        typer.Option("--trust", help="Run the code and read the files that a Record from elsewhere names."),
-    ] = False,
 ) -> None:
-    """Repeat a recorded run and compare: the exit code is 0 only if all required values are equal."""
+    """Repeat a recorded run and compare: the exit code is 0 only if all required values are equal.
+
+    This runs the code that the Record names.
+    """
     from dpexp.study import reproduce  # imports torch
 
     path = Path(run).expanduser()
     if path.suffix == ".json" and not path.is_file():
         raise ConfigError(no_file(run))
-    folder = path.parent if path.is_file() else find_run(run)
-    record = load_record(path if path.is_file() else folder)
-    is_trusted = trust or not reproduce.is_foreign(folder)
-    reproduction = reproduce.reproduce(record, trust=is_trusted, warn=_warn)
+    record = load_record(path if path.is_file() else find_run(run))
+    reproduction = reproduce.reproduce(record, _warn)
     show_report(terminal.terminal_text(reproduction.sections()))
     raise typer.Exit(Exit.DONE if reproduction.is_reproduced else Exit.FAILED)
 

@@ -24,8 +24,7 @@ from dpexp.record.record import Record
 from dpexp.report import markdown, table, terminal
 from dpexp.report.commands import command_of
 from dpexp.report.compare import compare
-from dpexp.study.claims import claim_sections
-from dpexp.study.experiment import CONFIG, Experiment, load_experiment
+from dpexp.study.experiment import CONFIG, Experiment, claim_sections, load_experiment
 from dpexp.study.records import Plan, PlannedRun, finished_runs
 from dpexp.tracking.store import StoreError
 from dpexp.tracking.sync import sync as deliver
@@ -123,7 +122,6 @@ def _experiment(folder: Path, options: list[str]) -> Experiment:
 
 
 def _sweep(plan: Plan, resume: bool) -> Sweep:
-    """A new sweep, or the newest one. Raises ConfigError where there is none."""
     from dpexp.study.sweep import Sweep  # imports torch
 
     found = Sweep.latest(plan) if resume else Sweep.new(plan)

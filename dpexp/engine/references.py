@@ -1,8 +1,7 @@
 r"""References: what the options of a config name, code and files.
 
 config --> factories --> the model, the data, the loss and the optimizer of a run
-               \--> references --> the files of its Record, whose hashes show a repeat what changed;
-                                   in words, what it imports
+               \--> references --> the files of its Record, whose hashes show a repeat what changed
 """
 
 from __future__ import annotations
@@ -52,29 +51,17 @@ class Reference:
     factory: Factory
 
     @property
-    def is_outside(self) -> bool:
-        """Whether it is not part of dpexp."""
-        return not self.factory.name or "path" in self.factory.options
-
-    @property
     def paths(self) -> tuple[str, ...]:
         """The file or folder as the user wrote it, or where a module of the working directory may be."""
-        if not self.is_outside or self.factory.is_live:
+        if self.factory.is_live:
             return ()
-        if self.factory.name:
-            return (str(self.factory.options["path"]),)
+        if self.factory.name:  # of dpexp
+            path = self.factory.options.get("path")
+            return () if path is None else (str(path),)
         if self.factory.module.endswith(".py"):
             return (self.factory.module,)
-        path = self.factory.module.replace(".", "/")
-        return (f"{path}.py", f"{path}/__init__.py")
-
-    def __str__(self) -> str:
-        """What a run would do with it."""
-        option = f"{flag_name(self.option)} {self.text}"
-        if self.factory.name:
-            return f"{option} reads {self.factory.options['path']}"
-        arguments = ", ".join(f"{key}={value!r}" for key, value in self.factory.options.items())
-        return f"{option} imports {self.factory.module} and calls {self.factory.attribute}({arguments})"
+        module = self.factory.module.replace(".", "/")
+        return (f"{module}.py", f"{module}/__init__.py")
 
 
 def references(config: RunConfig, found: Mapping[str, Factory] | None = None) -> list[Reference]:

@@ -110,7 +110,6 @@ FIGURES = (
     Figure("samples_per_s", "samples/s", "", lambda view: view.samples_per_s, _RATE | At.METRIC | At.TABLE),
     Figure("wall_samples_per_s", "samples/s by wall clock", "", lambda view: view.wall_samples_per_s, _RATE),
     Figure("speed_up", "speed-up [95%]", "x", _of_two_runs, At.METRIC | At.TABLE),
-    Figure("efficiency", "efficiency", "share", _of_two_runs, At.TABLE),
     Figure("loss", "loss", "", _losses, At.TERMINAL, is_sampled=True),
     Figure("metrics", "metrics", "", lambda view: view.metrics, At.TERMINAL | At.TABLE),
     Figure("phases_ms", "phases", "ms", lambda view: view.phase_medians, At.SUMMARY),

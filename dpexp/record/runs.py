@@ -24,8 +24,6 @@ from dpexp.record.view import RecordView
 
 PARENT = "DPEXP_PARENT"
 """The environment variable with the run id of the sweep that a run belongs to."""
-IMPORTED = "imported"
-"""The empty file that marks a run of another machine: ``reproduce`` asks before it runs what that names."""
 UNREADABLE = "unreadable"
 LAST = "last"
 
@@ -182,8 +180,6 @@ def import_journal(journal: Path, runs: Path) -> Path:
     if not content.startswith(existing) or (existing and is_open(ours)):
         raise JournalError(f"{journal} and {ours} are different journals of one run id: nothing was changed")
     make_folder(folder, exist_ok=True)
-    if not existing:
-        write_atomically(folder / IMPORTED, b"")
     for name in (PROFILE_TRACE, PROFILE_TABLE):
         if (path := journal.with_name(name)).exists():
             write_atomically(folder / name, path.read_bytes())

@@ -1,8 +1,8 @@
 """Report: Records as text, figures and findings. Needs neither torch nor mlflow.
 
 ``sections`` is the report of one run, ``compare`` of several, with the ``findings`` on each run;
-``terminal``, ``markdown``, ``page`` and ``figures`` show them. Each function takes a Record, or a view of it
-that several of them share, and figures import matplotlib when they are drawn.
+``terminal``, ``markdown``, ``timeline`` and ``figures`` show them. Each function takes a Record, or a view
+of it that several of them share, and figures import matplotlib when they are drawn.
 """
 
 import json
@@ -11,13 +11,12 @@ from typing import TextIO
 
 from dpexp.record.record import Record
 from dpexp.record.view import RecordView
-from dpexp.report.chrome_trace import chrome_trace as trace_of
 from dpexp.report.figures import layout_figure, phases_figure
 from dpexp.report.markdown import markdown_text
-from dpexp.report.page import timeline_page
 from dpexp.report.sections import sections as sections_of
 from dpexp.report.style import png
 from dpexp.report.terminal import terminal_text
+from dpexp.report.timeline import chrome_trace, timeline_page
 
 __all__ = ["note", "summary", "write_files"]
 
@@ -51,7 +50,7 @@ def write_files(record: Record | RecordView, folder: Path) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     contents = {}
     if view.spans:
-        trace = json.dumps(trace_of(view), separators=(",", ":"))
+        trace = json.dumps(chrome_trace(view), separators=(",", ":"))
         contents = {"timeline.html": timeline_page(view).encode(), "trace.json": trace.encode()}
     for name, figure in {"phases.png": phases_figure(view), "layout.png": layout_figure(view)}.items():
         if figure is not None:

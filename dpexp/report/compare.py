@@ -1,9 +1,7 @@
 """Compare runs: which may be ranked against each other, which is faster, and by how much.
 
 Runs are ranked only within a group: the same kind of execution, the same machine, the same work. Runs of one
-config, with the same files and objects, are repeats and form one cell. A speed-up is a ratio of step times
-with an interval over the runs (``intervals.py``); a difference whose interval contains 1 is within the noise,
-and cells that ran once have no interval.
+config, with the same files and objects, are repeats and form one cell.
 """
 
 from __future__ import annotations
@@ -30,8 +28,8 @@ from dpexp.report import units
 from dpexp.report.intervals import Interval, medians, ratio_interval
 from dpexp.report.layout import accelerator_names
 
-WORK = {"model": "model", "data": "data", "batch_size": "batch size", "dtype": "dtype", "eval": "eval"}
-"""{config key: how it reads}: the work of a run, with the contents of its files."""
+WORK = ("model", "data", "batch_size", "dtype", "eval")
+"""The options that say what a run computes, with the contents of its files."""
 OF_REPEATS = FILING | {"seed"}
 """Config keys that don't make another config: runs that differ in them only are repeats."""
 STEP = next(figure for figure in figures(At.TABLE) if figure.name == "step_ms")
@@ -49,7 +47,7 @@ def group_key(record: Record) -> GroupKey:
     """The key of a run's group."""
     facts, config = record.environment, record.config
     machine = (str(facts.get("host")), str(facts.get("cpu")), *accelerator_names(record))
-    work = (*(str(config.get(key)) for key in WORK), _contents(record))
+    work = (*(f"{key.replace('_', ' ')} {config.get(key)}" for key in WORK), _contents(record))
     return GroupKey(record.execution, machine, work)
 
 
@@ -68,7 +66,7 @@ def _contents(record: Record) -> str:
         path = str(row.get("path"))
         stem = path.removesuffix("/__init__.py").removesuffix(".py")
         if any(stem in text for text in texts):
-            digests.append(f"{path} {str(row.get('sha256'))[:8]}")
+            digests.append(f"contents {path} {str(row.get('sha256'))[:8]}")
     return ", ".join(digests)
 
 
@@ -113,14 +111,10 @@ class Cell:
         """How many times faster than the baseline, with its 95% interval."""
         return ratio_interval(medians(STEP, baseline.runs), medians(STEP, self.runs))
 
-    def efficiency(self, baseline: Cell) -> float:
-        """The speed-up as a share of what the number of devices allows."""
-        return self.speed_up(baseline).value * baseline.devices / self.devices
-
 
 @dataclass(frozen=True)
 class Group:
-    """Cells that may be ranked against each other."""
+    """Cells that may be ranked against each other, in the order of their first runs."""
 
     key: GroupKey
     cells: Sequence[Cell]
@@ -128,23 +122,8 @@ class Group:
     @property
     def baseline(self) -> Cell:
         """The first ``single``, else the cell with the fewest devices, the first of equals."""
-        single = next((cell for cell in self.by_start if cell.first.strategy == REFERENCE), None)
-        return single or min(self.by_start, key=lambda cell: cell.devices)
-
-    @property
-    def by_start(self) -> list[Cell]:
-        """In the order of their first runs."""
-        return sorted(self.cells, key=lambda cell: cell.first.started)
-
-    @property
-    def newest(self) -> str:
-        """When its last run started."""
-        return max(run.record.started for cell in self.cells for run in cell.runs.values())
-
-    @property
-    def metrics(self) -> list[str]:
-        """The names of the metrics that its cells have."""
-        return _distinct(name for cell in self.cells for name in cell.metrics())
+        single = next((cell for cell in self.cells if cell.first.strategy == REFERENCE), None)
+        return single or min(self.cells, key=lambda cell: cell.devices)
 
     @property
     def ranked(self) -> list[Cell]:
@@ -165,19 +144,18 @@ class Comparison:
         kinds, machines, works = (
             _distinct(group.key[place] for group in self.groups) for place in range(len(GroupKey._fields))
         )
-        columns = zip((*WORK.values(), "contents"), map(_distinct, zip(*works, strict=True)), strict=False)
-        differing = {name: " / ".join(values) for name, values in columns if len(values) > 1}
-        differences = "; ".join(f"{name} {values}" for name, values in differing.items())
-        # Each strategy has a model of its own by default, with its data.
-        if "model" in differing and differing.keys() <= {"model", "data", "contents"}:
-            differences += "; one --model for all makes them comparable"
+        differing = [
+            " / ".join(values) for each in zip(*works, strict=True) if len(values := _distinct(each)) > 1
+        ]
+        if any(text.startswith("model ") for text in differing):  # each strategy has one of its own
+            differing.append("one --model for all makes them comparable")
         emulated = "emulated devices share one CPU, so that their times are not those of real devices"
         unsplit = "a wrapper that passed through has split nothing"
         hosts = "; ".join(units.counted(machine, ", ") for machine in machines)
         reasons = [
             (kinds, f"{' and '.join(kinds)} runs", emulated if "virtual" in kinds else unsplit),
             (machines, "runs of different machines", hosts),
-            (works, "runs that do different work", differences),
+            (works, "runs that do different work", "; ".join(differing)),
         ]
         return [
             f"{runs} are not ranked against each other: {reason}"
@@ -188,14 +166,14 @@ class Comparison:
 
 def compare(folders: Sequence[Path]) -> Comparison:
     """Read and group the runs of these folders; what sweeps record of themselves is no run."""
-    runs: dict[GroupKey, dict[tuple[str, int], dict[Hashable, RecordView]]] = {}
-    left_out = []
+    records, left_out = [], []
     for folder in folders:
         try:
-            record = load_record(folder)
+            records.append(load_record(folder))
         except JournalError as error:
             left_out.append((folder.name, str(error)))
-            continue
+    runs: dict[GroupKey, dict[tuple[str, int], dict[Hashable, RecordView]]] = {}
+    for record in sorted(records, key=lambda record: record.started):
         if record.strategy == SWEEP_STRATEGY:
             continue
         view = RecordView(record)
@@ -204,13 +182,14 @@ def compare(folders: Sequence[Path]) -> Comparison:
             label = record.name or record.run_id
             left_out.append((label, f"{record.status}: {why}" if why else record.status))
             continue
-        cells = runs.setdefault(group_key(record), {})
+        key = group_key(record)
+        cells = runs[key] = runs.pop(key, {})  # the group of the newest run is the last
         cells.setdefault((config_key(record), usual.rows), {})[_round(record)] = view
     groups = [
         Group(key, [Cell(rows, of_cell) for (_, rows), of_cell in cells.items()])
-        for key, cells in runs.items()
+        for key, cells in reversed(runs.items())
     ]
-    return Comparison(sorted(groups, key=lambda group: group.newest, reverse=True), left_out)
+    return Comparison(groups, left_out)
 
 
 def _round(record: Record) -> Hashable:

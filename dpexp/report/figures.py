@@ -18,8 +18,8 @@ from dpexp.report import layout, style, units
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-MOST_BOXES, MOST_LETTERS = 8, 80
-"""Of the figure, and of a line."""
+MOST_LETTERS = 80
+"""Of a line."""
 _LINE, _GAP = 0.17, 0.4
 """In inches: the height of a line, and half of what a box takes beside its lines."""
 
@@ -79,10 +79,7 @@ def _boxes(view: RecordView) -> dict[str, list[str]]:
     for place in layout.places(view.record):
         if place.own or place.copies or place.device in view.record.devices["used"]:
             alike.setdefault(tuple(_contents(view, place)), []).append(place.device)
-    boxes = {_title(devices): [*lines] for lines, devices in [*alike.items()][:MOST_BOXES]}
-    if rest := [device for devices in [*alike.values()][MOST_BOXES:] for device in devices]:
-        boxes[units.device_names(rest)] = ["…"]
-    return boxes
+    return {_title(devices): [*lines] for lines, devices in alike.items()}
 
 
 def _title(devices: list[str]) -> str:
@@ -90,7 +87,6 @@ def _title(devices: list[str]) -> str:
 
 
 def _contents(view: RecordView, place: layout.DeviceContents) -> list[str]:
-    """What a device holds, computes and gets, a line each."""
     size = place.own.total() + place.copies.total()
     lines = textwrap.wrap(layout.holds(place), MOST_LETTERS) if size else ["no module"]
     group = view.largest

@@ -12,9 +12,7 @@ from collections.abc import Callable
 
 from dpexp.config.words import plural
 from dpexp.record.batches import replicated_bytes
-from dpexp.record.files import PROFILE_TRACE
 from dpexp.record.phases import Phase, union_length
-from dpexp.record.record import Record
 from dpexp.record.view import RecordView
 from dpexp.report import units
 
@@ -91,15 +89,8 @@ def overhead(view: RecordView) -> str:
         f"Replicas compute during {units.ms(computing)} of the forward's {units.ms(forward)}; scatter, "
         f"replicate and gather take {units.ms(copies)}, and in the other {units.ms(rest)} threads start, "
         "wait or are held up. Give each device more to do, by a larger --batch-size or a larger model, or "
-        f"use one device.{_gaps(view.record)}"
+        "use one device. --profile shows what fills the gaps."
     )
-
-
-def _gaps(record: Record) -> str:
-    """Where the time between computing is seen: ``timeline.html`` is made for MLflow."""
-    in_mlflow = " timeline.html in MLflow shows the gaps." if record.is_tracked else ""
-    has_profile = "steps" in record.work.get("profile", {})
-    return f"{in_mlflow} {PROFILE_TRACE if has_profile else '--profile'} shows what fills them."
 
 
 def _replicas_ms(view: RecordView) -> float | None:
@@ -119,22 +110,11 @@ def idle_devices(view: RecordView) -> str:
         return ""
     every = len(short) == len(view.batches)
     group = short[0] if every else min(short, key=lambda group: len(group.split))
-    idle = count - len(group.split)
     which = "Every batch" if every else "The last batch of an epoch"
-    choice = "of at least that." if every else "that leaves at least that many at the end, or none."
     return (
         f"{which} ({plural(group.rows, 'row')}) runs on {len(group.split)} of {plural(count, 'device')}: "
-        f"{idle} idle{'s' if idle == 1 else ''} meanwhile. {_rows_for_all(group.rows, count)} rows would use "
-        f"all {count}: choose a --batch-size {choice}"
+        f"{count - len(group.split)} idle meanwhile. Choose a --batch-size that gives rows to all of them."
     )
-
-
-def _rows_for_all(rows: int, count: int) -> int:
-    """The fewest rows, from ``rows`` on, that ``tensor.chunk(count)`` cuts into ``count`` pieces."""
-    rows = max(1, rows)
-    while -(-rows // -(-rows // count)) < count:
-        rows += 1
-    return rows
 
 
 def _phases(view: RecordView) -> dict[str, Phase]:

@@ -3,7 +3,7 @@
 ::
 
     run 1    steps -> median ┐
-    run 2    steps -> median ├─ logarithms -> estimate ± t · standard error -> exp
+    run 2    steps -> median ├─ logarithms -> mean ± t · standard error -> exp
     run 3    steps -> median ┘
 
 The steps of one run share its process, its memory layout and the state of the machine: however many they are,
@@ -89,7 +89,7 @@ def interval(
 def of_runs(runs: Medians[Key]) -> Interval:
     """The figure of one cell with its interval."""
     value = typical(runs.values())
-    return _interval(value, mean(_logs(runs.values()))) if len(runs) > 1 and value else Interval(value)
+    return _interval(value, *mean(_logs(runs.values()))) if len(runs) > 1 and value else Interval(value)
 
 
 def ratio_interval(first: Medians[Key], second: Medians[Key]) -> Interval:
@@ -105,47 +105,38 @@ def ratio_interval(first: Medians[Key], second: Medians[Key]) -> Interval:
     if min(len(first), len(second)) < 2 or not 0 < value < math.inf:
         return Interval(value)
     logs = _logs(first.values()), _logs(second.values())
-    return _interval(value, mean(logs[0] - logs[1]) if shared else difference(*logs))
+    return _interval(value, *(mean(logs[0] - logs[1]) if shared else difference(*logs)))
 
 
-@dataclass(frozen=True)
-class Estimate:
-    """A mean or difference, its standard error, and its degrees of freedom."""
-
-    middle: Array
-    error: Array
-    freedom: int
-
-    @property
-    def half(self) -> Array:
-        """Half the width of its interval."""
-        from scipy import special  # takes longer than the rest of a command's help
-
-        return special.stdtrit(self.freedom, (1 + CONFIDENCE) / 2) * self.error  # type: ignore[no-any-return]
-
-
-def mean(values: Array) -> Estimate:
-    """The mean of values of shape (…, runs), by Student's t."""
+def mean(values: Array) -> tuple[Array, Array]:
+    """The mean of values of shape (…, runs), and half the width of its interval, by Student's t."""
     runs = values.shape[-1]
-    return Estimate(values.mean(-1), values.std(-1, ddof=1) / math.sqrt(runs), runs - 1)
+    return values.mean(-1), _student(runs - 1) * (values.std(-1, ddof=1) / math.sqrt(runs))
 
 
-def difference(first: Array, second: Array) -> Estimate:
-    """The difference of the means of values of shapes (…, runs), by Welch's statistic.
+def difference(first: Array, second: Array) -> tuple[Array, Array]:
+    """The difference of the means of values of shapes (…, runs), and half the width of its interval.
 
-    The degrees of freedom are those of the smaller group, the lower bound of Welch's (Mickey and Brown,
-    1966): with two or three runs his own estimate of them finds too many differences.
+    By Welch's statistic. The degrees of freedom are those of the smaller group, the lower bound of Welch's
+    (Mickey and Brown, 1966): with two or three runs his own estimate of them finds too many differences.
     """
     variances = [values.var(-1, ddof=1) / values.shape[-1] for values in (first, second)]
     freedom = min(first.shape[-1], second.shape[-1]) - 1
-    return Estimate(first.mean(-1) - second.mean(-1), sum(variances) ** 0.5, freedom)
+    return first.mean(-1) - second.mean(-1), _student(freedom) * sum(variances) ** 0.5
+
+
+def _student(freedom: int) -> Any:
+    from scipy import special  # takes longer than the rest of a command's help
+
+    return special.stdtrit(freedom, (1 + CONFIDENCE) / 2)
 
 
 def _logs(values: Iterable[float]) -> Array:
     return np.asarray(np.log(list(values)))
 
 
-def _interval(value: float, estimate: Estimate) -> Interval:
-    ends = (estimate.middle - estimate.half, estimate.middle + estimate.half)
+def _interval(value: float, middle: Array, half: Array) -> Interval:
     # Two runs that differ much have an end that no float has.
-    return Interval(value, *(math.exp(max(-700, min(700, float(end)))) for end in ends))
+    return Interval(
+        value, *(math.exp(max(-700, min(700, float(end)))) for end in (middle - half, middle + half))
+    )

@@ -14,8 +14,6 @@ from dpexp.report import units
 from dpexp.report.section import Section
 
 _GAP = "  "
-NARROWED = ("devices", "IQR", "started", "strategy", "execution", "MLflow", "verified")
-"""The columns that a narrow terminal does without, the least important first."""
 
 
 def columns(rows: Iterable[Sequence[Any]]) -> list[str]:
@@ -33,8 +31,8 @@ def columns(rows: Iterable[Sequence[Any]]) -> list[str]:
 # --- runs ----------------------------------------------------------------------------------------
 
 
-def runs(summaries: Sequence[RunSummary], delivered: Mapping[str, str], *, width: int | None = None) -> str:
-    """A line for each run, with all columns; in a terminal with those that fit its ``width``."""
+def runs(summaries: Sequence[RunSummary], delivered: Mapping[str, str]) -> str:
+    """A line for each run."""
     verified = {True: "yes", False: "no", None: "-"}
     table = {
         "run": [run.run_id for run in summaries],
@@ -48,13 +46,10 @@ def runs(summaries: Sequence[RunSummary], delivered: Mapping[str, str], *, width
         "MLflow": [delivered.get(run.run_id, "") for run in summaries],
         "started": [run.started[:16].replace("T", " ") for run in summaries],
     }
-    if width is not None:
-        _fit(table, width)
     return "\n".join(columns(zip(*([title, *cells] for title, cells in table.items()), strict=True)))
 
 
 def _figures(summaries: Sequence[RunSummary]) -> dict[str, list[str]]:
-    """The figures of the registry that stand in lists, with the interquartile range of what has samples."""
     table: dict[str, list[str]] = {}
     for figure in figures(At.LIST):
         values = [run.figures.get(figure.name) for run in summaries]
@@ -63,15 +58,6 @@ def _figures(summaries: Sequence[RunSummary]) -> dict[str, list[str]]:
             numbers = (value[part] if part and value else value for value in values)
             table[title] = ["-" if number is None else units.text(number, figure.unit) for number in numbers]
     return table
-
-
-def _fit(table: dict[str, list[str]], width: int) -> None:
-    """Drop columns until the table is so wide; names and ids stay as they are, to be copied."""
-    for title in NARROWED:
-        widths = (max(map(cell_len, (title, *cells))) for title, cells in table.items())
-        if sum(widths) + len(_GAP) * (len(table) - 1) <= width:
-            return
-        table.pop(title, None)
 
 
 def one(run: RunSummary, delivered: str) -> str:
@@ -94,9 +80,4 @@ def models_sections(registry: Sequence[Row]) -> list[Section]:
     for model in registry:
         options = ((f"{option['option']}={option['default']}", option["help"]) for option in model["options"])
         sections.append(Section(f"{model['model']}: {model['help']}", commands=tuple(options)))
-    lines = (
-        "--model NAME:KEY=VALUE,... sets options",
-        "--model package.module:factory or file.py:factory is your own",
-        "`single --model NAME --dry-run --full` shows the modules that a model is made of",
-    )
-    return [*sections, Section("How to use them", lines)]
+    return sections

@@ -9,13 +9,13 @@ from collections.abc import Mapping
 from dpexp.config.words import listed, merged, plural, shortened
 from dpexp.record.batches import named, optimizer_rows, unobserved
 from dpexp.record.figures import At, figures
+from dpexp.record.files import PROFILE_TABLE, PROFILE_TRACE
 from dpexp.record.phases import Phase
 from dpexp.record.record import Record
-from dpexp.record.view import RecordView
+from dpexp.record.view import CATEGORIES, RecordView
 from dpexp.report import layout, style, units, verification
 from dpexp.report.commands import next_commands
 from dpexp.report.findings import findings_of
-from dpexp.report.memory import profile_section, work_section
 from dpexp.report.section import Bar, Section, Table, short_section
 
 EXECUTIONS = {
@@ -23,6 +23,7 @@ EXECUTIONS = {
     "virtual": "VIRTUAL devices",
     "passthrough": "PASSTHROUGH: the whole model ran on the host",
 }
+HEADINGS = {"optimizer": "optimizer state", "peak": "at most at once"}
 OF_STEP_TIME = ("samples_per_s", "wall_samples_per_s")
 """Figures that a run which cannot be judged does not show, or in its verdict."""
 
@@ -76,12 +77,7 @@ def _run(view: RecordView, findings: Mapping[str, str]) -> Section:
 
 
 def _verdict(view: RecordView, findings: Mapping[str, str]) -> str:
-    """How the run was executed, whether it is verified, its step time, and the first of its findings.
-
-    Of a run that cannot be judged: why, and its rate by wall clock. Of one that can, although interruptions
-    hold most of its time: how many they are. Of a loop that is watched: how many steps were compared. Empty
-    for a dry run.
-    """
+    """How the run was executed, whether it is verified, its step time, and the first of its findings."""
     record, usual = view.record, view.usual
     if record.status == "planned":
         return ""
@@ -119,18 +115,15 @@ def _config(view: RecordView) -> str:
 
 
 def _steps(view: RecordView) -> str:
-    """Of which steps the median is, and which are left out of it."""
-    usual, config = view.usual, view.record.config
+    usual = view.usual
     if usual is None:
         return ""
     others = {rows: len(times) for rows, times in view.by_rows.items() if rows != usual.rows}
     of_usual = f"median of {plural(usual.n, 'step')} of {plural(usual.rows, 'row')}"
     if not others:
         return of_usual
-    samples, size = view.record.data.get("samples"), config.get("batch_size")
-    is_last = samples and size and set(others) == {samples % size}
     sizes = listed((f"{count} of {plural(rows, 'row')}" for rows, count in others.items()), 3)
-    return f"{of_usual}; left out: {sizes} ({'last of each epoch' if is_last else 'another size'})"
+    return f"{of_usual}; left out: {sizes}"
 
 
 def _rates(view: RecordView) -> str:
@@ -196,7 +189,6 @@ def device_map_section(view: RecordView) -> Section | None:
 
 
 def _moved(view: RecordView) -> list[str]:
-    """What a step moves between devices, forward and backward, a line each."""
     moved: dict[str, Counter[str]] = {"forward": Counter(), "backward": Counter()}
     for move in view.moves:
         moved["backward" if move.is_backward else "forward"][move.what] += move.bytes
@@ -206,6 +198,52 @@ def _moved(view: RecordView) -> list[str]:
         for way, sizes in moved.items()
         if sizes
     ]
+
+
+# --- memory, work and profile --------------------------------------------------------------------
+
+
+def work_section(view: RecordView) -> Section | None:
+    """Memory by category of each device, those that are alike in one row, and the FLOPs of a step."""
+    record, work = view.record, view.record.work
+    if not record.memory_use and not work:
+        return None
+    shown = [key for key in CATEGORIES if any(key in row for row in record.memory_use)]
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for row in record.memory_use:
+        sizes = tuple(units.size(row[key]) if key in row else "-" for key in shown)
+        alike.setdefault(sizes, []).append(row["device"])
+    rows = tuple((units.device_names(devices), *sizes) for sizes, devices in alike.items())
+    table = Table(("device", *(HEADINGS.get(key, key) for key in shown)), rows) if rows else None
+    note = f"memory and FLOPs of a step: {work['note']}" if work.get("note") else ""
+    tokens = f"{units.number(view.tokens_per_s)} tokens/s" if view.tokens_per_s and not view.noise else ""
+    lines = [note] if note else [_computed(view), tokens]
+    return Section("Memory and work of a step", tuple(filter(None, lines)), table=table)
+
+
+def _computed(view: RecordView) -> str:
+    if uncounted := view.record.work.get("uncounted"):
+        return f"FLOPs are not known: PyTorch has no formula for {listed(uncounted)}"
+    parts = [f"{units.flop(count)} in {name}" for name, count in view.flops.items()]
+    if not parts:
+        return ""
+    rate = f"; {units.text(view.flops_per_s, 'FLOP/s')}" if view.flops_per_s and not view.noise else ""
+    rows = plural(view.record.work["rows"], "row")
+    return f"a step of {rows} computes at least {', '.join(parts)}{rate}"
+
+
+def profile_section(record: Record) -> Section | None:
+    """Where the trace and the table of ``--profile`` are, or why there are none."""
+    profile = record.work.get("profile")
+    if profile is None:
+        return None
+    if "note" in profile:
+        return Section("Profile", (profile["note"],))
+    line = (
+        f"{plural(profile['steps'], 'step')} under torch.profiler: {PROFILE_TRACE} opens in ui.perfetto.dev, "
+        f"{PROFILE_TABLE} has the costliest operators; both are in the run's folder"
+    )
+    return Section("Profile", (f"{line} and in MLflow" if record.is_tracked else line,))
 
 
 # --- phases and findings -------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from __future__ import annotations
 import io
 import textwrap
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,6 @@ from dpexp.report import units
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
 PAPER, INK, SOFT, LINE = "#FBFBFC", "#1B1F24", "#5A6472", "#C9CED6"
@@ -52,18 +51,12 @@ PHASES = {
 }
 SPARE = ("#02A503", "#FD0201", "#C16782", "#F206DF", "#AF7B61", "#729A07", "#CA3035", "#925998")
 """The first colours of all other phases: buckets, and those that only a user's layout has."""
-_LABEL_LETTERS = 44
 
 
 def of_run(view: RecordView) -> dict[str, str]:
-    """The colours of all phases of a run: on each screen a phase has the same one."""
-    return colors({*view.record.phases, *(str(row["phase"]) for row in view.record.timeline), REST})
-
-
-def colors(phases: Iterable[str]) -> dict[str, str]:
-    """{phase: its colour as ``#rrggbb``} for all phases of a run; those without one of their own in turn."""
-    spare = cycle(SPARE)
-    names = sorted(set(phases) - {"step"}, key=lambda name: (len(name), name))
+    """{phase: its colour as ``#rrggbb``} for all phases of a run, the same on each screen."""
+    phases = {*view.record.phases, *(str(row["phase"]) for row in view.record.timeline), REST}
+    names, spare = sorted(phases - {"step"}, key=lambda name: (len(name), name)), cycle(SPARE)
     return {name: PHASES.get(name) or next(spare) for name in names}
 
 
@@ -109,8 +102,8 @@ def png(figure: Figure) -> bytes:
 
 
 def label_rows(axes: Axes, labels: Sequence[str], margin: float = 0.6) -> None:
-    """Label the rows from top to bottom, with a margin above the first; long labels are shortened."""
-    axes.set_yticks(range(len(labels)), list(map(escape, units.short_names(labels, _LABEL_LETTERS))))
+    """Label the rows from top to bottom, with a margin above the first."""
+    axes.set_yticks(range(len(labels)), list(map(escape, labels)))
     axes.set_ylim(len(labels) - 0.4, -margin)
 
 
@@ -119,16 +112,6 @@ def time_axis(axes: Axes) -> None:
     factor, unit = units.time_unit(max(axes.get_xlim()))
     axes.xaxis.set_major_formatter(lambda value, _: f"{value * factor:,.10g} {unit}")
     axes.tick_params(axis="x", labelsize=8, labelcolor=SOFT)
-
-
-def log_axis(axis: Axis, show: Callable[[float], str]) -> None:
-    """Powers of ten on a logarithmic axis whose data are drawn, and 2 and 5 times these where it is short."""
-    from matplotlib.ticker import LogLocator  # not for texts
-
-    low, high = sorted(axis.get_view_interval())
-    axis.set_major_locator(LogLocator(subs=(1.0,) if high / low > 1000 else (1.0, 2.0, 5.0)))
-    axis.set_major_formatter(lambda value, _: show(value))
-    axis.minorticks_off()
 
 
 def title(axes: Axes, text: str, below: str = "") -> None:

@@ -9,8 +9,10 @@ from dpexp.report.compare import Cell, Comparison, Group
 from dpexp.report.intervals import ONE_RUN, Interval, pooled
 from dpexp.report.section import Section, Table
 
-OF_TWO_CELLS = ("speed_up", "efficiency")
-"""Figures of a cell beside the baseline, which both must be judged for."""
+ONCE = (
+    "a config that ran once has no interval: its steps do not show how far the next run will lie; "
+    "repeat it to compare it"
+)
 
 
 def comparison_sections(comparison: Comparison) -> list[Section]:
@@ -24,15 +26,6 @@ def comparison_sections(comparison: Comparison) -> list[Section]:
     return sections
 
 
-def labels(cells: Sequence[Cell]) -> list[str]:
-    """The names of the cells, with the run id where names are equal."""
-    names = list(map(_label, cells))
-    return [
-        name if names.count(name) == 1 else f"{name} {cell.first.run_id[:6]}"
-        for name, cell in zip(names, cells, strict=True)
-    ]
-
-
 def _label(cell: Cell) -> str:
     """The name of its first run; of a sweep's runs what the names of their cells have in common."""
     run = cell.first
@@ -41,16 +34,6 @@ def _label(cell: Cell) -> str:
     names = (each.record.name.rpartition(".r")[0] for each in cell.runs.values())
     parts, *others = (name.split("-") for name in names)
     return "-".join(part for part in parts if all(part in other for other in others)) or run.name
-
-
-def dates(cells: Sequence[Cell]) -> str:
-    """When the runs of these cells started: ``2026-11-22 14:03 to 14:10``."""
-    records = [run.record for cell in cells for run in cell.runs.values()]
-    started = sorted(record.started[:16].replace("T", " ") for record in records)
-    first, last = started[0], started[-1]
-    if first == last:
-        return first
-    return f"{first} to {last[11:] if first[:10] == last[:10] else last}"
 
 
 def verdict(speed_up: Interval) -> str:
@@ -63,16 +46,17 @@ def verdict(speed_up: Interval) -> str:
 
 
 def _group(group: Group, number: int) -> Section:
-    cells, key = group.ranked or group.by_start, group.key
-    names = labels(cells)
+    cells, key = group.ranked or group.cells, group.key
+    names = list(map(_label, cells))
     config, rows = group.cells[0].first.config, plural(group.cells[0].rows, "row")
     forward = ", forward only" if config.get("eval") else ""
     about = (
         f"{key.execution} on {units.counted(key.machine, ', ')}; model {config.get('model')}, "
-        f"data {config.get('data')}, {rows}, {config.get('dtype')}{forward}; {dates(cells)}"
+        f"data {config.get('data')}, {rows}, {config.get('dtype')}{forward}"
     )
     first = _fastest(names, cells) if group.ranked else _not_ranked(names, cells)
-    lines = (about, first, *_caveats(group))
+    has_once = len(cells) > 1 and any(len(cell.runs) == 1 for cell in cells)
+    lines = (about, first, ONCE) if has_once else (about, first)
     columns = {
         "run": names,
         "id": [cell.first.run_id for cell in cells],
@@ -80,12 +64,11 @@ def _group(group: Group, number: int) -> Section:
         "strategy": [cell.first.strategy for cell in cells],
         "devices": [str(cell.devices) for cell in cells],
     }
-    is_scaled = key.execution == "real" and len({cell.devices for cell in cells}) > 1
     for figure in figures(At.TABLE):
         if figure.name == "metrics":
-            for metric in group.metrics:
+            for metric in {name: None for cell in cells for name in cell.metrics()}:
                 columns[metric] = [_number(cell.metrics().get(metric), figure) for cell in cells]
-        elif figure.name != "efficiency" or is_scaled:  # emulated devices share one CPU
+        else:
             title = f"{figure.title} {figure.unit} [IQR] n" if figure.is_sampled else figure.title
             columns[title] = [_text(cell, figure, group.baseline) for cell in cells]
     table = Table(tuple(columns), tuple(zip(*columns.values(), strict=True)))
@@ -116,43 +99,12 @@ def _not_ranked(names: Sequence[str], cells: Sequence[Cell]) -> str:
     )
 
 
-def _caveats(group: Group) -> list[str]:
-    """What limits the speed-ups: single runs, runs of no common sweep."""
-    lines = []
-    others = [
-        cell for cell in group.cells if cell is not group.baseline and _is_compared(cell, group.baseline)
-    ]
-    if any(not cell.speed_up(group.baseline).is_known for cell in others):
-        lines.append(
-            "a config that ran once has no interval: its steps do not show how far the next run will lie; "
-            "repeat it to compare it"
-        )
-    if any(
-        1.0 not in cell.speed_up(group.baseline) and group.baseline.runs.keys().isdisjoint(cell.runs)
-        for cell in others
-    ):
-        lines.append(
-            "runs that were not made in the rounds of one sweep: a drift of the machine between them looks "
-            "like a difference"
-        )
-    return lines
-
-
-def _is_compared(cell: Cell, baseline: Cell) -> bool:
-    return not (cell.noisy or baseline.noisy)
-
-
 def _text(cell: Cell, figure: Figure, baseline: Cell) -> str:
-    """A figure of a cell as the table has it."""
-    if figure.name == "speed_up" and cell is baseline:
-        return "baseline"
-    if figure.name in OF_TWO_CELLS and not _is_compared(cell, baseline):
-        return "-"
     if figure.name == "speed_up":
+        if cell is baseline:
+            return "baseline"
         speed_up = cell.speed_up(baseline)
-        return f"{_interval(speed_up)} {verdict(speed_up)}".strip()
-    if figure.name == "efficiency":
-        return units.text(cell.efficiency(baseline), figure.unit)
+        return "-" if cell.noisy or baseline.noisy else f"{_interval(speed_up)} {verdict(speed_up)}".strip()
     number = cell.number(figure)
     if number is not None and figure.is_sampled:
         samples = pooled(figure, cell.runs)

@@ -33,7 +33,8 @@ def terminal_text(
     ``piped`` is the width without a terminal.
     """
     stream = stream or sys.stdout
-    width = width or terminal_width(stream) or piped
+    is_terminal = stream.isatty() or os.environ.get("COLUMNS")
+    width = width or (Console(file=stream).width if is_terminal else piped)
     console = Console(file=stream, width=width, highlight=False, force_jupyter=False)
     with console.capture() as captured:
         for section in sections:
@@ -41,14 +42,7 @@ def terminal_text(
     return "\n".join(line.rstrip() for line in captured.get().rstrip().split("\n"))
 
 
-def terminal_width(stream: TextIO | None = None) -> int | None:
-    """COLUMNS if it is set, else the width of the stream's terminal; None where it is not one."""
-    stream = stream or sys.stdout
-    return Console(file=stream).width if stream.isatty() or os.environ.get("COLUMNS") else None
-
-
 def _section(section: Section, width: int) -> RenderableType:
-    """The title, then everything else indented by two."""
     body: list[RenderableType] = [_text(line) for line in section.lines]
     if section.title == "Findings":
         body = [_grid([(Text("-"), line)], gap=1) for line in body]

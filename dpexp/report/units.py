@@ -120,15 +120,6 @@ def device_names(names: Sequence[str]) -> str:
     return ", ".join(names) if len(names) <= 3 else f"{names[0]} … {names[-1]}"
 
 
-def short_names(names: Sequence[str], most: int) -> list[str]:
-    """The last ``most`` letters of each name, or as many more as keep different names apart."""
-    for length in range(most, max(map(len, names), default=0)):
-        short = [name if len(name) <= length else f"…{name[1 - length :]}" for name in names]
-        if len(set(short)) == len(set(names)):
-            return short
-    return list(names)
-
-
 def noise_text(noise: Noise) -> str:
     """The reason with its figures: between which bounds the median lies, and what outliers hold."""
     low, high = ms(noise.low), ms(noise.high)

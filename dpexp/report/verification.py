@@ -70,7 +70,6 @@ def verification_section(record: Record, full: bool) -> Section | None:
 
 
 def _worst(facts: Row) -> str:
-    """The largest error of the verification."""
     worst = facts.get("worst")
     if not worst or not worst["error"]:
         return ""

@@ -83,7 +83,6 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 
 def _end_with(parent: int) -> None:
-    """Called first in the child process."""
     end_with_parent(signal.SIGTERM)
     if os.getppid() != parent:  # it ended before the kernel knew
         os._exit(128 + signal.SIGTERM)

@@ -106,6 +106,8 @@ def _draw_bars(spec: Bars, data: list[Row]) -> Figure:
 
 
 def _draw_lines(spec: Lines, data: list[Row]) -> Figure:
+    from matplotlib.ticker import LogLocator  # not for texts
+
     shown = metric(spec.metric)
     figure, axes = style.figure_with_axes(8.0, 4.6)
     axes.grid(axis="y", color=style.LINE, linewidth=0.6)
@@ -118,15 +120,14 @@ def _draw_lines(spec: Lines, data: list[Row]) -> Figure:
     axes.set_xscale("log")
     axes.set_yscale("log")
     xs = sorted({x for row in data for x in row["x"]})
-    if len(xs) < 3:
-        style.log_axis(axes.xaxis, units.number)
-    else:
-        axes.set_xticks(xs, [units.number(x) for x in xs])
+    axes.set_xticks(xs, [units.number(x) for x in xs])
+    low, high = sorted(axes.get_ylim())
+    axes.yaxis.set_major_locator(LogLocator(subs=(1.0,) if high / low > 1000 else (1.0, 2.0, 5.0)))
     axes.minorticks_off()
     unit = "x" if spec.against else shown.unit
     if spec.against:
         axes.axhline(1.0, color=style.INK, linewidth=1.0, linestyle="--")
-    style.log_axis(axes.yaxis, lambda value: units.text(value, unit))
+    axes.yaxis.set_major_formatter(lambda value, _: units.text(value, unit))
     axes.set_xlabel(style.escape(spec.x), fontsize=9, color=style.SOFT)
     axes.set_ylabel(style.escape(spec.y or shown.title), fontsize=9, color=style.SOFT)
     style.title(axes, spec.title)

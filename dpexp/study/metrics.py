@@ -27,11 +27,9 @@ def _sample_us(run: RecordView, _: str) -> list[float]:
     return [] if usual is None else [1000 * ms / usual.rows for ms in usual.times]
 
 
-def _peak(run: RecordView, device: str) -> list[float]:
-    """One number, which is another in each run."""
-    memory = run.record.memory
-    most = memory.get(device) if device else max(memory.values(), default=None)
-    return [] if most is None else [float(most)]
+def _peak(run: RecordView, _: str) -> list[float]:
+    sizes = run.record.memory.values()
+    return [float(max(sizes))] if sizes else []
 
 
 def _metric(run: RecordView, name: str) -> list[float]:

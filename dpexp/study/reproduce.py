@@ -14,7 +14,6 @@ import reprlib
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from dpexp.config.errors import ConfigError
@@ -25,7 +24,6 @@ from dpexp.config.process import home
 from dpexp.config.run_config import RunConfig, known_options
 from dpexp.engine.references import file_hashes, references
 from dpexp.record.record import Record, Row
-from dpexp.record.runs import IMPORTED
 from dpexp.report.commands import command_of
 from dpexp.report.section import Section, Table
 from dpexp.study.child_run import run_in_child
@@ -34,21 +32,16 @@ BITS = ("torch", "cuda", "cpu", "cpu_capability", "threads", "accelerators")
 """What decides bits."""
 
 
-def reproduce(
-    record: Record, *, trust: bool = False, warn: Callable[[str], None] = warnings.warn
-) -> "Reproduction":
-    """Run it again and compare. What it runs is delivered to MLflow if the recorded run was to be.
+def reproduce(record: Record, warn: Callable[[str], None] = warnings.warn) -> "Reproduction":
+    """Run it again, with the code that the Record names, and compare.
 
-    ``trust`` also runs code and reads files that the Record names, as one's own may; ``warn`` is called,
-    before anything runs, for each file that has changed. Raises ConfigError if the Record is not trusted, and
-    if its config or data is not available here.
+    It is delivered to MLflow if the recorded run was to be. ``warn`` is called, before anything runs, for
+    each file that has changed. Raises ConfigError if its config or data is not available here.
     """
     config = known_options(config_of(record))
     if used := live_options(config):
         raise gone(f"--{used[0]} of run {record.run_id}, {config[used[0]]},")
-    parsed = RunConfig.from_dict(config, where=f"record {record.run_id}")
-    if not trust:
-        _check_trust(record, parsed)
+    RunConfig.from_dict(config, where=f"record {record.run_id}")
     for change in changed_files(record):
         warn(change)
     child = run_in_child(config, {"DPEXP_HOME": str(home())})
@@ -73,22 +66,6 @@ def config_of(record: Record) -> Row:
     if record.environment.get("threads"):
         config["threads"] = record.environment["threads"]
     return config | {"experiment": "reproduce", "run_name": fitted(f"again {record.name}", "again")}
-
-
-def is_foreign(folder: Path) -> bool:
-    """Whether a run came from another machine; a folder that is not one of this home's runs did as well."""
-    return (folder / IMPORTED).exists() or folder.resolve().parent != home() / "runs"
-
-
-def _check_trust(record: Record, config: RunConfig) -> None:
-    """Raises ConfigError if running the config would use code or files of someone else; shows which."""
-    named = [str(reference) for reference in references(config) if reference.is_outside]
-    if named:
-        lines = "".join(f"\n  {printable_line(line)}" for line in named)
-        raise ConfigError(
-            f"record {printable_line(record.run_id)} was not made in {home()}, and it names what dpexp does "
-            f"not have:{lines}\nNothing was run. Look at it; --trust runs it"
-        )
 
 
 def changed_files(record: Record) -> list[str]:
@@ -139,10 +116,9 @@ class Check:
 
 @dataclass(frozen=True)
 class Reproduction:
-    """Two Records of one config, compared; ``differences`` are of what decides bits, and of the code."""
+    """A Record compared with one of its repeat; ``differences`` are of what decides bits, and of the code."""
 
     then: Record
-    now: Record
     differences: list[tuple[str, str, str]]
     checks: list[Check]
 
@@ -179,10 +155,10 @@ def compare_records(then: Record, now: Record) -> Reproduction:
         if old is not None and old != after[what]
     ]
     same_bits = not any(what in BITS for what, *_ in differences)
-    facts, bits = (_facts(then), _facts(now)), (_bits(then), _bits(now))
-    checks = [Check(what, old, _known(old, facts[1][what]), True) for what, old in facts[0].items()]
-    checks += [Check(what, old, bits[1][what], same_bits) for what, old in bits[0].items()]
-    return Reproduction(then, now, differences, checks)
+    facts, bits = _facts(now), _bits(now)
+    checks = [Check(what, old, _known(old, facts[what]), True) for what, old in _facts(then).items()]
+    checks += [Check(what, old, bits[what], same_bits) for what, old in _bits(then).items()]
+    return Reproduction(then, differences, checks)
 
 
 def _facts(record: Record) -> Row:

@@ -15,9 +15,7 @@ from dpexp.report.intervals import ONE_RUN, interval
 from dpexp.report.layout import accelerator_names
 from dpexp.report.markdown import escape, table
 from dpexp.report.section import Table
-from dpexp.study import claims
-from dpexp.study.claims import Verdict
-from dpexp.study.experiment import CONFIG, ClaimOutcome, Experiment
+from dpexp.study.experiment import CONFIG, ClaimOutcome, Experiment, Verdict, judge
 from dpexp.study.figure import save, shows
 from dpexp.study.metrics import is_timed, metric, table_cell, value
 from dpexp.study.records import RunsByCell, changed_fields
@@ -45,7 +43,7 @@ class Results:
     @cached_property
     def verdicts(self) -> dict[str, list[Verdict]]:
         """{kind of machine: the verdicts on the claims}"""
-        return {kind: claims.judge(self.experiment, runs) for kind, runs in self.runs.items()}
+        return {kind: judge(self.experiment, runs) for kind, runs in self.runs.items()}
 
     @property
     def main_runs(self) -> RunsByCell:
@@ -87,7 +85,6 @@ class Results:
         return f"**{answer}**" + (f" But {why}." if weak else "")
 
     def _tables(self, kind: str, runs: RunsByCell) -> Iterator[str]:
-        """The figures of the cells, and the claims with their verdicts."""
         columns = [metric(name) for name in self.experiment.columns]
         cells = tuple(
             (cell, str(len(runs[cell])), *(table_cell(figure, runs[cell]) for figure in columns))
@@ -197,6 +194,5 @@ def _distinct(values: Iterable[object]) -> str:
 
 
 def _machine(record: Record) -> str:
-    """The processor with its count, and the accelerators of a run's machine."""
     cpu = f"{record.environment.get('cpu')}, {record.environment.get('cpu_count')} cores"
     return ", ".join(filter(None, [cpu, units.repeated(accelerator_names(record), ", ")]))

@@ -77,9 +77,6 @@ def test_its_package_is_complete_and_typed(installed: Path, folder: Path) -> Non
     }
     assert {path for path in names if not (package / path).is_file()} == set()
     assert (package / "py.typed").is_file()
-
-
-def test_its_version_is_that_of_the_package(installed: Path, folder: Path) -> None:
     assert run(installed / "dpexp", "--version", folder=folder).stdout == f"dpexp {__version__}\n"
 
 

@@ -57,20 +57,15 @@ CASES = [
     bad("whole --batchsize 3", "--batchsize", "--batch-size"),
     bad("single", "DPEXP_BATCHSIZE is not an option: did you mean 'DPEXP_BATCH_SIZE'?",
         environment={"DPEXP_BATCHSIZE": "3"}),
-    bad("single", "Invalid value for '--seed'", "DPEXP_SEED",
-        environment={"DPEXP_SEED": "many"}),
     bad("single", "--experiment 'a\\nb': it must be one line of printable characters",
         environment={"MLFLOW_EXPERIMENT_NAME": "a\nb"}),
     bad("whole --config a.ini", "'.ini', not in .toml, .json", files={"a.ini": ""}),
-    bad("whole --config a.toml", "--config a.toml", "overwrite", files={"a.toml": "seed = 1\nseed = 2"}),
     bad("whole --config a.toml", "for strategy 'block', the command is 'whole'",
         files={"a.toml": 'strategy = "block"'}),
-    bad("whole --config a.json", "must hold keys and values, found a list", files={"a.json": "[1]"}),
     bad("single", "DPEXP_HOME", "gone is not a directory: make it", environment={"DPEXP_HOME": "gone/home"}),
     bad("ddp --virtual 2", "cannot write a journal at /proc", environment={"DPEXP_HOME": "/proc"}),
     # devices
     bad("whole --devices 99", "--devices 99: this machine has", "--virtual 99 emulates 99 devices"),
-    bad("whole --devices 0", "--devices 0: it must be at least 1; --devices cpu uses only the host"),
     bad("whole --devices gpu", "--devices 'gpu': use auto, cpu, a number, or names like cuda:0,cuda:1"),
     bad("whole --virtual 2 --backend torch", "--backend torch", "--backend portable does"),
     bad("single --virtual 2", "--virtual gives 2 devices and single uses one: write --virtual 1", "whole"),
@@ -79,41 +74,32 @@ CASES = [
     # names of submodules
     bad("block --model $user:Nested --block layers.0 --block layers.0.0",
         "--block 'layers.0.0' lies inside --block 'layers.0'"),
-    done("block --model $user:Nested --block layers --virtual 2", "a copy of layers.0-1"),
-    bad("hybrid --host embedding --host 'emb*'", "--host 'embedding' is given twice"),
     bad("hybrid --host linear --sparse", "--sparse: host module 'linear' (Linear) has no embedding"),
     bad("place --model $user:Nested --virtual 2", "place needs --place NAME=DEVICE, as", "the model has"),
-    bad("place --place block1", "--place 'block1' is not NAME=DEVICE, as layers.*=cuda:0"),
     bad("place --place 'block*=cpu' --place 'block1=cpu:0' --virtual 1", "'block1' already has a device"),
     bad("place --place 'block1=cpu:7' --virtual 2", "no device 'cpu:7'; there are cpu, cpu:0, cpu:1"),
     # models
     bad("whole --model $user:OneRaises", "returned OneRaises, not a torch.nn.Module"),
     bad("whole --model $user:stopping", "raised Stop: not today (", "user_error_cases.py, line"),
-    bad("whole --model $user:verbose", "raised ValueError: word word", "… (200012 characters)"),
     bad("whole --model $user:LeavingForward --dry-run", "the start of the run raised SystemExit: 0 ("),
     bad("whole --model $user:Empty", "the model has no parameters: there is nothing to train; --eval"),
     bad("whole --model $user:Frozen", "has 4 parameters, all of them frozen", "--eval"),
     bad("single --model $user:wrapped", "the model in nn.DataParallel chooses its own devices"),
     bad("fsdp --model $user:SparseTable", "those of table are sparse: make them with sparse=False"),
     bad("whole --model $user:Locked", "Locked cannot be copied", "'lock' of the model holds a lock"),
-    bad("hybrid --compile --virtual 2", "the dense part is replicated; give one device"),
     done("whole --model $user:Locked --no-check --virtual 2", "--no-check"),
     done("whole --model $user:Lazy --virtual 2", "first"),
     # data, losses and optimizers
-    bad("whole --data random:samples=0", "--data random:samples=0: it needs at least 1 sample"),
     bad("whole --batch-size 600 --dry-run", "--batch-size 600 is larger than the data, which has 100",
         "give --data random:samples=600, or a --batch-size of at most 100"),
     bad("ddp --virtual 2 --batch-size 101", "--batch-size 101 is larger than the data, which has 100"),
-    bad("hybrid --data text:/dev/zero", "there is no file /dev/zero"),
     bad("hybrid --data text:short.txt", "has 5 bytes; length=32 needs at least 33",
         files={"short.txt": "brief"}),
     bad("whole --data digits --model embedding",
         "the model does not fit the data: module 'embedding' (Embedding(1000, 10)) got (30, 1, 8, 8)"),
     bad("whole --data $user:OneRaises --model $user:Model", "FileNotFoundError: image 37 is gone (",
         "user_error_cases.py, line"),
-    bad("whole --model $user:RaisingExample", "RaisingExample.example raised OSError: no samples today ("),
     bad("whole --loss $user:vector_loss", "the loss must be a scalar tensor", "found shape (30,)"),
-    bad("whole --loss $user:raising_loss", "the loss does not take", "AssertionError: no targets ("),
     bad("whole --accumulate 2 --loss $user:root_loss", "it is not a mean over rows", "--batch-size 60"),
     done("whole --virtual 2 --accumulate 2 --steps 3", "The last 1 batch of 3 trained nothing"),
     # forwards and steps
@@ -163,18 +149,11 @@ def test_a_user_error_is_one_message(case: Case, dpexp_home: Path, tmp_path: Pat
         assert (record.status, record.damage) == (STATUS[case.code], [])
 
 
-@pytest.mark.parametrize(
-    "case",
-    [
-        bad("whole --config gone.toml --debug", "No such file", "in load_config"),
-        failed("single --model $user:NoWayBack --debug", "no way back", "in backward"),
-    ],
-    ids=lambda case: case.line,
-)
-def test_debug_shows_the_traceback_before_the_message(case: Case, dpexp_home: Path, tmp_path: Path) -> None:
-    result = run(case, tmp_path)
-    assert result.returncode == case.code
+def test_debug_shows_the_traceback_before_the_message(dpexp_home: Path, tmp_path: Path) -> None:
+    result = run(failed("single --model $user:NoWayBack --debug"), tmp_path)
+    assert result.returncode == 1
     assert result.stderr.startswith("Traceback")
-    assert result.stderr.splitlines()[-1].startswith("error: ")
-    for words in case.expected:
-        assert words in result.stderr
+    assert "in backward" in result.stderr
+    *_, last = result.stderr.splitlines()
+    assert last.startswith("error: ")
+    assert "no way back" in last

@@ -54,10 +54,6 @@ def stopping() -> nn.Module:
     raise Stop("not today")
 
 
-def verbose() -> nn.Module:
-    raise ValueError("word " * 40_000)
-
-
 # --- modules and parameters ----------------------------------------------------------------------
 
 
@@ -163,21 +159,12 @@ class NoWayBack(Model):
 # --- loss and samples ----------------------------------------------------------------------------
 
 
-class RaisingExample(Model):
-    def example(self, samples: int, generator: torch.Generator) -> Any:
-        raise OSError("no samples today")
-
-
 def vector_loss(outputs: Tensor, targets: Tensor) -> Tensor:
     return (outputs - targets).square().mean(1)
 
 
 def root_loss(outputs: Tensor, targets: Tensor) -> Tensor:
     return (outputs - targets).square().mean().sqrt()
-
-
-def raising_loss(outputs: Tensor, targets: Tensor) -> Tensor:
-    raise AssertionError("no targets")
 
 
 class OneRaises(Dataset[Any]):

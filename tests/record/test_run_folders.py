@@ -8,7 +8,7 @@ from helpers import journals
 from dpexp.record.files import PROFILE_TRACE, JournalError
 from dpexp.record.fold import finish, load_record
 from dpexp.record.journal import JOURNAL, RECORD
-from dpexp.record.runs import IMPORTED, UnknownRunError, find, import_journal
+from dpexp.record.runs import UnknownRunError, find, import_journal
 
 
 def test_a_run_is_found_by_id_prefix_name_and_last(runs: Path) -> None:
@@ -36,13 +36,13 @@ def test_a_name_without_a_unique_run_is_refused(runs: Path, name: str, message: 
         find(runs, name)
 
 
-def test_a_run_from_another_machine_joins_the_runs_and_is_marked(runs: Path, tmp_path: Path) -> None:
+def test_a_run_from_another_machine_joins_the_runs(runs: Path, tmp_path: Path) -> None:
     foreign = journals.complete(tmp_path / "runs", "abroad")
     foreign.with_name(PROFILE_TRACE).write_bytes(b'{"traceEvents":[]}')
     for _ in range(2):
         folder = import_journal(foreign, runs)
         assert folder == runs / "abroad"
-        names = {JOURNAL, RECORD, PROFILE_TRACE, IMPORTED}
+        names = {JOURNAL, RECORD, PROFILE_TRACE}
         assert {path.name: path.stat().st_mode & 0o777 for path in folder.iterdir()} == dict.fromkeys(
             names, 0o600
         )
@@ -62,7 +62,6 @@ def test_a_longer_copy_of_a_journal_replaces_a_shorter_one_and_another_is_refuse
         assert load_record(import_journal(foreign, runs)).status == status
     with pytest.raises(JournalError, match="different journals of one run id"):
         import_journal(journals.complete(tmp_path / "others", "grown", name="other"), runs)
-    assert not (journals.complete(runs, "ours").with_name(IMPORTED)).exists()
 
 
 @pytest.mark.parametrize("run_id", ["../../escaped", "/etc/x", "", ".hidden", ["list"]])

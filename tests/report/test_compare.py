@@ -11,15 +11,12 @@ import pytest
 from helpers.command_lines import script
 from helpers.record_factory import hybrid, whole
 
-from dpexp.record.figures import At, figures
 from dpexp.record.fold import finish, load_record
 from dpexp.record.journal import Journal
 from dpexp.record.record import Record
 from dpexp.report import table, terminal
 from dpexp.report.compare import Comparison, compare
 from dpexp.report.intervals import Interval
-from dpexp.report.markdown import write_report
-from dpexp.report.table import comparison_sections
 from dpexp.study.records import speed_ups
 
 Save = Callable[..., Path]
@@ -72,18 +69,10 @@ def test_runs_are_ranked_fastest_first_over_the_single_device(save: Save) -> Non
     speed_up = group.ranked[0].speed_up(group.baseline)
     assert speed_up.low < 2.0 < speed_up.high
     found = text(compared)
-    assert "30 rows, float32; 2026-11-28 18:53\n" in found
+    assert "30 rows, float32\n" in found
     assert "whole-2 is the fastest: 2.00x [1.9" in found
     assert re.search(r"whole-2 +400000000000 +3 +whole +2 ", found)
     assert re.search(r"whole-4 .* slower ", found)
-    assert "a drift of the machine between them looks like a difference" in found
-
-
-def test_a_difference_within_the_noise_is_not_ranked(save: Save) -> None:
-    folders = [save(single(ms), number) for number, ms in enumerate((2.0, 2.01))]
-    compared = compare([*folders, *(save(whole(2, step_ms=ms), 10 + n) for n, ms in enumerate((1.99, 2.03)))])
-    assert "within the noise of one another" in text(compared)
-    assert re.search(r"within the noise +\d", text(compared).splitlines()[-1])
 
 
 def test_repeats_of_a_config_form_one_cell_whose_interval_includes_their_spread(save: Save) -> None:
@@ -93,9 +82,11 @@ def test_repeats_of_a_config_form_one_cell_whose_interval_includes_their_spread(
     assert [len(cell.runs) for cell in group.cells] == [3, 3]
     speed_up = group.ranked[0].speed_up(group.baseline)
     assert speed_up.high - speed_up.low > 0.3
-    numbers = {figure.name: group.baseline.number(figure) for figure in figures(At.TABLE)}
-    assert numbers["samples_per_s"] == pytest.approx(15_000), "rates of runs do not add up"
-    assert numbers["peak_bytes"] == 2_000_000, "the largest of the runs"
+    near = [save(whole(4, step_ms=ms), 20 + n) for n, ms in enumerate((1.99, 2.03))]
+    assert "within the noise of one another" in text(compare([*base, *near]))
+    assert re.search(r"single .* 15,000 .* 2 MB", text(compare(base))), (
+        "rates do not add up; the largest peak"
+    )
 
 
 def test_cells_of_one_run_have_figures_and_neither_interval_nor_verdict(save: Save) -> None:
@@ -117,8 +108,7 @@ def test_nothing_is_ranked_where_a_run_cannot_be_judged(save: Save) -> None:
     assert re.search(r"^ +whole-4 +\d+ .*x from one run each  ", found, re.MULTILINE), "two that are judged"
     runs = {f"{name}.r1": load_record(folder) for name, folder in zip("ab", judged, strict=True)}
     assert len(speed_ups(runs)) == 2
-    assert speed_ups({"a.r1": runs["a.r1"], "c.r1": unsure})[0]["run"] == runs["a.r1"].run_id
-    assert len(speed_ups({"a.r1": runs["a.r1"], "c.r1": unsure})) == 1
+    assert [row["run"] for row in speed_ups({"a.r1": runs["a.r1"], "c.r1": unsure})] == [runs["a.r1"].run_id]
 
 
 def test_runs_of_the_same_round_of_a_sweep_are_paired(save: Save) -> None:
@@ -136,18 +126,6 @@ def test_runs_of_the_same_round_of_a_sweep_are_paired(save: Save) -> None:
     assert interval("").low < 1.0
 
 
-def test_real_devices_have_an_efficiency_and_emulated_ones_none(save: Save) -> None:
-    def runs(virtual: bool, number: int) -> list[Path]:
-        one, four = (whole(count, virtual=virtual, step_ms=ms) for count, ms in ((1, 3.0), (4, 1.0)))
-        four.config |= {"devices": "4"}
-        return [save(one, number), save(four, number + 1)]
-
-    real, emulated = text(compare(runs(False, 0))), text(compare(runs(True, 10)))
-    assert re.search(r"3.00x from one run each +75%", real)
-    assert re.search(r"baseline +100%", real)
-    assert "efficiency" not in emulated
-
-
 # --- refused -------------------------------------------------------------------------------------
 
 
@@ -160,10 +138,12 @@ def elsewhere() -> Record:
 @pytest.mark.parametrize(
     ("other", "reason"),
     [
-        (partial(whole, 2, virtual=False), "virtual and real runs .* emulated devices share one CPU"),
-        (partial(whole, 2, execution="passthrough"), "virtual and passthrough runs .* share one CPU"),
-        (elsewhere, "runs of different machines .*: laptop, A CPU; cluster, Another CPU, 8 × H200$"),
-        (hybrid, "runs that do different work .*: model linear / embedding; one --model for all makes"),
+        (partial(whole, 2, virtual=False), "real and virtual runs .* emulated devices share one CPU"),
+        (elsewhere, "runs of different machines .*: cluster, Another CPU, 8 × H200; laptop, A CPU$"),
+        (
+            hybrid,
+            "runs that do different work .*: model embedding / model linear; one --model for all makes",
+        ),
     ],
 )
 def test_runs_of_other_executions_machines_and_work_are_refused(
@@ -182,8 +162,8 @@ def test_an_edited_file_is_not_a_repeat(save: Save) -> None:
         return save(record, number, files=[{"path": path, "sha256": sha256}])
 
     edited = compare([folder(number, "mine.py", sha256) for number, sha256 in enumerate("aab")])
-    assert [len(group.cells[0].runs) for group in edited.groups] == [2, 1]
-    assert "contents mine.py a / mine.py b" in edited.refusals()[0]
+    assert [len(group.cells[0].runs) for group in edited.groups] == [1, 2]
+    assert "contents mine.py b / contents mine.py a" in edited.refusals()[0]
     layouts = compare([folder(number + 3, "layout.py", sha256) for number, sha256 in enumerate("aab")])
     assert [len(cell.runs) for cell in layouts.groups[0].cells] == [2, 1]
 
@@ -196,23 +176,13 @@ def test_failed_and_unfinished_runs_are_left_out_with_the_reason(save: Save, dpe
     empty = save(whole(2), 1, steps=Record().steps)
     compared = compare([failed, journal.folder, dpexp_home / "runs" / "nothing", empty])
     assert compared.groups == []
-    assert compared.left_out[0] == ("whole-2", "failed: no such thing")
-    assert compared.left_out[1][0] == "half"
-    assert "no journal" in compared.left_out[2][1]
-    assert compared.left_out[3] == ("whole-2", "finished: no measured steps")
-
-
-# --- the file ------------------------------------------------------------------------------------
-
-
-def test_a_file_has_every_table_and_no_markup_of_names(save: Save, tmp_path: Path) -> None:
-    folders = [save(make(), number) for number, make in enumerate((single, partial(whole, 2)))]
-    record = whole(2)
-    record.config["batch_size"] = 60
-    folders.append(save(record, 10, name="<script>alert(1)</script>"))
-    written = write_report(comparison_sections(compare(folders)), tmp_path / "out").read_text()
-    assert len(re.findall(r"^### (?:Comparison \d|Not ranked)", written, re.MULTILINE)) == 3
-    assert "<script" not in re.sub(r"```.*?```", "", written, flags=re.DOTALL)
+    reasons = [reason for _, reason in compared.left_out]
+    assert "no journal" in reasons[0]
+    assert sorted(reason[:28] for reason in reasons[1:]) == [
+        "failed: no such thing",
+        "finished: no measured steps",
+        "killed: the process that rec",
+    ]
 
 
 # --- the script ----------------------------------------------------------------------------------
@@ -234,12 +204,3 @@ def test_all_runs_are_compared_or_those_named_and_a_sweep_stands_for_its_runs(sa
     assert (sorted([first, *rest[:1]]), rest[1:]) == ([0x101, 0x102], [0x200]), "the newest comparison first"
     assert sorted(runs(sweep.name)) == [0x101, 0x102]
     assert sorted(runs(str(alone), "last")) == [0x102, 0x200]
-
-
-def test_an_unknown_run_exits_with_2_and_one_line(save: Save) -> None:
-    none = script("report.py")
-    assert (none.returncode, "scripts/run.py" in none.stderr) == (2, True)
-    save(whole(2), 0)
-    done = script("report.py", "whole-3")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("error: no run 'whole-3'")

@@ -1,10 +1,7 @@
 """The screens of a run: terminal and note show the same, each in its own way."""
 
 import html
-import os
 import re
-import subprocess
-import sys
 
 import pytest
 from helpers.record_factory import PHASES, hybrid, whole
@@ -14,7 +11,7 @@ from dpexp.record.record import Record
 from dpexp.record.runs import RunSummary
 from dpexp.record.view import RecordView
 from dpexp.report import listing, units
-from dpexp.report.page import timeline_page
+from dpexp.report.timeline import timeline_page
 
 
 def plain(screen: str) -> str:
@@ -73,19 +70,3 @@ def test_no_line_is_wider_than_the_terminal_and_no_name_is_broken(width: int) ->
         words = set(re.findall(r"\w[\w.-]*", report.summary(record, width=1000, full=True)))
         missing = words - set(re.findall(r"\w[\w.-]*", text))
         assert not [word for word in missing if len(word) < width - 20]
-
-
-# --- what is imported ----------------------------------------------------------------------------
-
-
-def test_texts_need_no_matplotlib_and_figures_neither_torch_nor_mlflow() -> None:
-    code = (
-        "import sys, tempfile; from pathlib import Path; from helpers.record_factory import whole\n"
-        "from dpexp import report\n"
-        "r = whole(2); report.summary(r); report.note(r)\n"
-        "assert 'matplotlib' not in sys.modules\n"
-        "with tempfile.TemporaryDirectory() as folder: report.write_files(r, Path(folder))\n"
-        "assert not {'torch', 'mlflow', 'pandas', 'matplotlib.pyplot'} & set(sys.modules)\n"
-    )
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    subprocess.run([sys.executable, "-c", code], check=True, env=environment)

@@ -13,7 +13,6 @@ from playwright.sync_api import Browser
 from dpexp import report
 from dpexp.record.record import Record
 from dpexp.record.view import RecordView
-from dpexp.report.page import timeline_page
 from dpexp.report.timeline import TimelineStep, timeline_steps, typical_step
 
 BARS = """() => [...document.querySelectorAll(".track")].flatMap((track, lane) =>
@@ -64,15 +63,6 @@ def test_the_typical_step_is_the_one_nearest_to_the_medians_of_steps_of_the_usua
     step = typical_step(view)
     assert step is not None
     assert (step.number, step.rows) == (2, 30)
-
-
-def test_a_rank_that_ends_after_the_step_is_drawn_to_its_end() -> None:
-    record = of_ranks(2)
-    record.timeline[-1]["end_us"] = 1500.0
-    (step,) = steps_of(record)
-    assert (step.ms, step.end) == (1.0, 1.5)
-    places = re.findall(r"left:([\d.]+)%;width:([\d.]+)%;top", timeline_page(RecordView(record)))
-    assert max(float(left) + float(width) for left, width in places) == pytest.approx(100)
 
 
 def test_the_page_shows_one_step_in_light_and_dark(browser: Browser, tmp_path: Path) -> None:

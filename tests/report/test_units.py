@@ -26,14 +26,6 @@ def test_numbers_are_shown_in_a_suitable_unit(function: object, texts: dict[floa
     assert {value: function(value) for value in texts} == texts
 
 
-@given(st.lists(st.lists(st.sampled_from(["layers", "1", "attention", "x"]), min_size=1).map(".".join)))
-def test_short_names_keep_their_ends_and_differ_where_names_do(names: list[str]) -> None:
-    short = units.short_names(names, 12)
-    assert len(set(short)) == len(set(names))
-    assert all(name.endswith(found.removeprefix("…")) for name, found in zip(names, short, strict=True))
-    assert all(len(name) <= 12 for name in short) or max(map(len, names)) > 12
-
-
 PARTS = st.sampled_from(["layers", "a", "0", "1", "2", "10"])
 NAMES = st.lists(PARTS, min_size=1, max_size=3).map(".".join)
 

@@ -12,7 +12,6 @@ from helpers import swept
 from helpers.command_lines import PATIENCE_S, Command, script, wait
 
 from dpexp.record.fold import load_record
-from dpexp.record.journal import JOURNAL, RECORD
 from dpexp.study.sweep import Sweep
 
 
@@ -46,15 +45,3 @@ def test_a_sweep_that_is_killed_ends_its_run_and_resume_runs_the_rest(
     assert sweep.missing() == []
     finished = Counter(run.name for run in swept.runs_of(sweep) if run.status == "finished")
     assert finished == Counter(run.name for run in experiment.plan.order)
-    before = len(swept.runs_of(sweep))
-    cut_off_the_end(sweep.folder)  # as if it had been killed after its last run
-    assert load_record(sweep.folder).status == "killed"
-    assert script("sweep.py", experiment.folder, "--no-track", "--resume").returncode == 0
-    assert load_record(sweep.folder).status == "finished"
-    assert len(swept.runs_of(sweep)) == before
-
-
-def cut_off_the_end(folder: Path) -> None:
-    lines = (folder / JOURNAL).read_bytes().splitlines(keepends=True)
-    (folder / JOURNAL).write_bytes(b"".join(line for line in lines if b'"status":"finished"' not in line))
-    (folder / RECORD).unlink()

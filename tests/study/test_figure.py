@@ -7,7 +7,6 @@ import pytest
 from helpers.record_factory import whole
 from matplotlib.text import Text
 
-from dpexp.record.record import Record
 from dpexp.record.view import RecordView
 from dpexp.study import figure
 from dpexp.study.experiment import Bars, Lines
@@ -40,16 +39,3 @@ def test_a_figure_shows_every_row_of_its_data_and_no_other_records(kind: str, tm
     assert not figure.shows(path, dataclasses.replace(spec, title="another"), RUNS)
     fewer = figure.figure_data(spec, {**RUNS, "large": {}})
     assert fewer != data, "a cell that was not measured is left out"
-
-
-def test_each_line_may_show_a_figure_of_its_own() -> None:
-    def cell(rows: int) -> Rounds:
-        return {1: RecordView(Record(metrics={"one_ms": [rows], "other_ms": [2.0 * rows]}))}
-
-    points = {10.0: "rows-10", 20.0: "rows-20"}
-    spec = Lines("Two ways", "time_ms:{}", "rows", {"one": points, "other": points}, y="time")
-    runs = {"rows-10": cell(10), "rows-20": cell(20)}
-    one, other = figure.figure_data(spec, runs)
-    assert (one["label"], one["x"], one["y"]) == ("one", [10.0, 20.0], [10.0, 20.0])
-    assert other["y"] == [20.0, 40.0]
-    assert "time" in {text.get_text() for text in figure.draw(spec, runs).findobj(Text)}

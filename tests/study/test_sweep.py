@@ -94,12 +94,16 @@ def test_a_failed_run_does_not_stop_the_sweep_and_resume_runs_only_it(experiment
             assert (folder / f"{run.planned.cell}.json").read_bytes() == (written / RECORD).read_bytes()
 
 
-def test_a_cell_that_changed_since_cannot_be_resumed(experiment: Experiment) -> None:
+def test_a_cell_or_a_file_that_changed_since_cannot_be_resumed(experiment: Experiment) -> None:
+    (experiment.folder / "fixed").touch()
     sweep = Sweep.new(experiment.plan)
-    sweep.run([run for run in experiment.plan.order if run.cell == "single"][:1], lambda completed: None)
-    path = experiment.folder / "config.py"
-    path.write_text(path.read_text().replace("steps=3", "steps=4"))
-    with pytest.raises(ConfigError, match=r"'single' has changed since that sweep \(steps\)"):
+    sweep.run([run for run in experiment.plan.order if run.name == "fragile.r1"], lambda completed: None)
+    models, config = (experiment.folder / name for name in ("models.py", "config.py"))
+    models.write_text(models.read_text() + "# changed")
+    with pytest.raises(ConfigError, match=r"'fragile': .*models.py has changed since the run"):
+        newest(experiment).missing()
+    config.write_text(config.read_text().replace("steps=3", "steps=4"))
+    with pytest.raises(ConfigError, match=r"'fragile' has changed since that sweep \(steps\)"):
         newest(load_experiment(experiment.folder)).missing()
 
 
@@ -111,21 +115,15 @@ def test_a_dry_run_shows_the_order_and_writes_nothing(experiment: Experiment, dp
     assert not list(dpexp_home.iterdir())
 
 
-def test_resume_runs_what_failed_and_publish_replaces_the_records(
+def test_a_sweep_of_an_experiment_ends_with_its_claims_and_publishes(
     experiment: Experiment, dpexp_home: Path
 ) -> None:
-    failed = script("sweep.py", experiment.folder, "--no-track")
-    assert failed.returncode == 1
     (experiment.folder / "fixed").touch()
-    done = script("sweep.py", experiment.folder, "--resume", "--publish", "--no-track")
+    done = script("sweep.py", experiment.folder, "--publish", "--no-track")
     assert done.returncode == 0, done.stderr
     assert "HOLDS: It is verified." in done.stdout
     assert "the committed result is now" in done.stderr
     assert not (dpexp_home / "mlflow.db").exists()
-    names = Counter(run.name for run in swept.runs_of(newest(experiment)))
-    assert names["single.r1"] == names["quick.r2"] == 1, "those that had ended are kept"
-    (published,) = experiment.records.iterdir()
-    assert set(read_runs(published)) == {run.name for run in experiment.plan.order}
 
 
 def test_a_run_names_the_lock_that_its_environment_was_made_from(tmp_path: Path) -> None:

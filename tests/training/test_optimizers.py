@@ -14,7 +14,6 @@ from torch import nn
 from dpexp.config.errors import ConfigError
 from dpexp.config.run_config import RunConfig
 from dpexp.engine.prepare import prepare
-from dpexp.engine.references import references
 from dpexp.engine.verify import verify
 from dpexp.measurement.observe import device_map
 from dpexp.timing import Timer
@@ -145,16 +144,6 @@ def test_an_optimizer_that_cannot_train_the_model_is_refused_by_name(
     with pytest.raises(ConfigError) as caught:
         prepare(hybrid(optimizer))
     assert all(word in str(caught.value) for word in words), caught.value
-
-
-def outside(optimizer: str) -> list[str]:
-    return [str(reference) for reference in references(config(optimizer)) if reference.is_outside]
-
-
-def test_an_optimizer_of_the_users_is_code_that_needs_trust() -> None:
-    (named,) = outside("pkg.mod:make:factor=0.9")
-    assert named == "--optimizer pkg.mod:make:factor=0.9 imports pkg.mod and calls make(factor=0.9)"
-    assert outside("adamw:weight_decay=0.01") == []
 
 
 # --- state ----------------------------------------------------------------------------------------
