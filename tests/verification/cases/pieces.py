@@ -9,7 +9,7 @@ from torch import distributed, nn
 from torch.func import functional_call
 from torch.nn.functional import linear
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 
 class _Function(torch.autograd.Function):
@@ -148,17 +148,20 @@ def replica(module):
     )
 
 
-def after_update(parameters, change):
-    """Set each parameter to ``change(number, new, old)`` after the optimizer has updated it."""
-    old = {parameter: parameter.detach().clone() for parameter in parameters}
+def around_updates(parameter, before=None, after=None):
+    """Call each with the optimizer before and after its steps, of optimizers that have this parameter."""
 
-    def updated(optimizer, args, kwargs):
-        trained = {each for group in optimizer.param_groups for each in group["params"]}
-        for number, parameter in enumerate(each for each in parameters if each in trained):
-            parameter.data.copy_(change(number, parameter.detach(), old[parameter]))
-            old[parameter].copy_(parameter.detach())
+    def only_its_own(call):
+        def hook(optimizer, args, kwargs):
+            if any(each is parameter for group in optimizer.param_groups for each in group["params"]):
+                call(optimizer)
 
-    register_optimizer_step_post_hook(updated)
+        return hook
+
+    if before is not None:
+        register_optimizer_step_pre_hook(only_its_own(before))
+    if after is not None:
+        register_optimizer_step_post_hook(only_its_own(after))
 
 
 def changed_output(module, change):

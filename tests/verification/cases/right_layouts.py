@@ -4,8 +4,7 @@ import functools
 from warnings import catch_warnings
 
 import torch
-from catalogue import not_comparable, right
-from nets import Net
+from catalogue import right
 from torch import distributed, nn
 from torch.distributed._composable.replicate import replicate
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
@@ -148,27 +147,3 @@ def dry(model):
     with torch.no_grad():
         forward_of(fully_shard(model))
     return model
-
-
-def muon(parameters, lr):
-    """Orthogonalizes in bfloat16."""
-    return torch.optim.Muon(parameters, lr=lr)
-
-
-class Weights(nn.Sequential):
-    """Has matrices only, as Muon takes them."""
-
-    def __init__(self):
-        super().__init__(nn.Linear(6, 16, bias=False), nn.Tanh(), nn.Linear(16, 4, bias=False))
-
-    example = Net.example
-
-
-@not_comparable(
-    "shards",
-    model="right_layouts:Weights",
-    optimizer="right_layouts:muon",
-    words="the optimizer (Muon) computes in bfloat16 inside: take another one to compare the layout",
-)
-def rounded_by_the_optimizer(model):
-    """The optimizer rounds gradients to bfloat16."""
