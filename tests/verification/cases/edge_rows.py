@@ -51,13 +51,6 @@ def bounds_of_four_shards(model):
     _changed_vectors(model, changed)
 
 
-@wrong("host", model="nets:Words", module="table", kind="outputs", words=WORDS)
-def a_row_of_one_id(model):
-    """A row that has one id throughout is taken for an empty one."""
-    is_one = lambda ids: (ids == ids[:, :1]).all(1)  # noqa: E731
-    _changed_vectors(model, lambda ids, vectors: vectors * ~is_one(ids)[:, None, None])
-
-
 @wrong("host", model="nets:Net", module="third", kind="gradients", words=WORDS)
 def alike(model):
     """Of rows that are alike, only one has a gradient."""

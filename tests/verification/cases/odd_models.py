@@ -1,6 +1,5 @@
 """Models in which something is unusual: layouts and verification take them, or say what is in the way."""
 
-import numpy as np
 import torch
 from catalogue import not_comparable, refused, right, wrong
 from nets import numbers
@@ -29,14 +28,6 @@ class Two(nn.Module):
 class Compiled(Two):
     def made(self):
         return torch.compile(nn.Linear(5, 5), backend="eager")
-
-
-@right("ddp")
-class Checkpointed(Two):
-    """Computes the middle again in backward, by a backward inside of it."""
-
-    def forward(self, x):
-        return self.head(checkpoint(self.middle, self.first(x), use_reentrant=True))
 
 
 class Synchronized(Two):
@@ -216,18 +207,6 @@ class Remembers(Two):
         before = self.latest.mean(0) if self.latest is not None else torch.zeros_like(x[0])
         self.latest = x.detach()
         return self.head(self.middle(x + before))
-
-
-@not_comparable("whole", words="register_buffer")
-class OwnNumbers(Two):
-    """Draws from a generator of its own."""
-
-    def __init__(self):
-        super().__init__()
-        self.generator = np.random.default_rng(0)
-
-    def forward(self, x):
-        return super().forward(x) * (1 + self.generator.random())
 
 
 @right("single")

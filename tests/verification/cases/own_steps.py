@@ -2,7 +2,7 @@
 
 import torch
 from catalogue import wrong
-from pieces import by_bucket, changed_output
+from pieces import changed_output
 from torch import distributed
 from torch.distributed.algorithms.ddp_comm_hooks import post_localSGD_hook, powerSGD_hook
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
@@ -67,17 +67,6 @@ def statistics_in_float32(model):
 def scaled_under_autocast(model):
     """The output of `second` is 5% too large under autocast."""
     changed_output(model.second, lambda x: x * 1.05 if torch.is_autocast_enabled("cpu") else x)
-
-
-@wrong("ranks", module="third", kind="gradients")
-def summed_in_float32(model):
-    """In float32 the ranks' gradients are added up and not divided."""
-
-    def change(gradient):
-        distributed.all_reduce(gradient)
-        return gradient if gradient.dtype == torch.float32 else gradient / 2
-
-    return by_bucket(model, change)
 
 
 @wrong("ranks", module="third", kind="gradients")

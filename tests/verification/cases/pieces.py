@@ -1,14 +1,12 @@
 """What the cases are made of: collectives and their gradients, replicas, stages and hooks. No bug is here."""
 
 import copy
-from collections import Counter
 from functools import partial
 
 import torch
 from torch import distributed, nn
 from torch.func import functional_call
 from torch.nn.functional import linear
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 
@@ -167,28 +165,6 @@ def around_updates(parameter, before=None, after=None):
 def changed_output(module, change):
     """Change what a module returns."""
     module.register_forward_hook(lambda module, args, output: change(output))
-
-
-def by_bucket(model, change):
-    """DDP that trains on what ``change(gradient)`` returns for each bucket."""
-
-    def hook(state, bucket):
-        done = torch.futures.Future()
-        done.set_result(change(bucket.buffer()))
-        return done
-
-    laid_out = DistributedDataParallel(model)
-    laid_out.register_comm_hook(None, hook)
-    return laid_out
-
-
-COUNTS = Counter()
-
-
-def calls(name):
-    """How often this process has asked for this name."""
-    COUNTS[name] += 1
-    return COUNTS[name]
 
 
 class Stage(nn.Module):

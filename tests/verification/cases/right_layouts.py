@@ -1,6 +1,5 @@
 """Layouts that are right, each with something that verification could stumble over."""
 
-import functools
 from warnings import catch_warnings
 
 import torch
@@ -11,7 +10,6 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 from training_mode import Synchronized, with_norm
 
@@ -27,21 +25,6 @@ def new_modules(model):
 def synchronized_norm(model):
     """One's own synchronized batch norm."""
     with_norm(model, Synchronized(8))
-
-
-@right("ranks")
-def looks(model):
-    """`F.linear` is wrapped by a function that counts its calls; hooks look at outputs and gradients."""
-    seen, original = [], functional.linear
-
-    @functools.wraps(original)
-    def linear(*args, **kwargs):
-        seen.append(1)
-        return original(*args, **kwargs)
-
-    functional.linear = linear
-    model.second.register_forward_hook(lambda module, args, x: seen.append(float(x.detach().norm())))
-    model.second.weight.register_hook(lambda gradient: seen.append(float(gradient.norm())))
 
 
 @right("ranks", model="nets:NormsAndDrops")
@@ -122,12 +105,6 @@ def shards_of_an_optimizer(model):
 def mixed_precision(model):
     """FSDP2 computes in bfloat16, and reduces in float32."""
     return fully_shard(model, mp_policy=MixedPrecisionPolicy(torch.bfloat16, torch.float32))
-
-
-@right("ranks", dtype="bfloat16")
-def cast(model):
-    """The model is cast before it is wrapped."""
-    return DistributedDataParallel(model.bfloat16())
 
 
 def forward_of(model):

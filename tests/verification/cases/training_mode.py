@@ -12,12 +12,6 @@ from torch.nn.parallel import DistributedDataParallel
 from dpexp.strategies.modules import Wrapper
 
 
-@wrong("host", model="nets:Norms", module="norm", kind="buffers")
-def momentum(model):
-    """The batch norm has momentum 0.5, not 0.1."""
-    model.norm.momentum = 0.5
-
-
 def with_norm(model, new):
     """Put a batch norm with the state of the old one in its place."""
     new.load_state_dict(model.norm.state_dict())
@@ -62,32 +56,11 @@ def statistics_of_last_rank(model):
     return laid_out
 
 
-class Own(nn.Dropout):
-    """Applies ``self.drop``, which a bug gives it, in training."""
-
-    def __init__(self, drop):
-        super().__init__(0.4)
-        self.drop = drop
-
-    def forward(self, x):
-        return self.drop(x) if self.training else x
-
-
 @wrong("replicas", model="nets:Drops", module="drop", kind="outputs")
 def dropout_of_columns(model):
     """Whole columns are dropped, and not numbers."""
-    model.drop = Own(lambda x: x * functional.dropout(torch.ones_like(x[:1]), 0.4))
-
-
-@wrong("ranks", model="nets:Drops", module="drop", kind="outputs")
-def equal_masks(model):
-    """The masks of all ranks are drawn from one seed in every step: they are the same."""
-
-    def drop(x):
-        torch.manual_seed(7)
-        return functional.dropout(x, 0.4)
-
-    model.drop = Own(drop)
+    drop = model.drop
+    drop.forward = lambda x: x * functional.dropout(torch.ones_like(x[:1]), 0.4, drop.training)
 
 
 class Dropping(Net):

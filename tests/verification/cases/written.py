@@ -50,6 +50,7 @@ class ClampedByAHook(Writing):
         self.fc.weight.register_hook(lambda gradient: gradient.clamp(-0.01, 0.01))
 
 
+@right("whole", "replicas", "ranks")
 class Kept(Net):
     """Keeps a mean of its rows, and adds another buffer to them, which it only reads."""
 
