@@ -1,6 +1,5 @@
 """Own steps: those of the run itself, in its own type, at first and after the last one."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ from dpexp.distributed.launch import error_of
 from dpexp.engine.prepare import prepare
 from dpexp.engine.verify import verify
 from dpexp.record.fold import load_record
-from dpexp.record.record import Record
 from dpexp.strategies.placed import Shards
 
 STEPS: dict[str, Any] = {"steps": 6, "warmup": 5, "phase_steps": 0, "threads": 1}
@@ -58,38 +56,6 @@ def test_a_run_has_the_bits_of_one_that_compares_nothing(dpexp_home: Path, optio
 # --- wrong ones ------------------------------------------------------------------------------------
 
 
-def failed(dpexp_home: Path, layout: Callable[..., nn.Module]) -> Record:
-    """The Record of a run with this layout, which must end as a failed verification does.
-
-    A launcher makes the same error of the Record of its ranks.
-    """
-    options = {"layout": f"{__file__}:{layout.__name__}"}
-    with pytest.raises(VerificationError) as error:
-        recorded(dpexp_home, RunConfig("custom", model="blocks", options=options, **STEPS))
-    record = load_record(dpexp_home / "runs" / "run")
-    assert record.verification["passed"] is False
-    assert record.verification["cause"] == error.value.cause
-    record.error = error_row(error.value)
-    of_ranks = error_of(record, None)
-    assert (str(of_ranks), vars(of_ranks)) == (str(error.value), vars(error.value))
-    return record
-
-
-def wrong_in_float32(model: Any, devices: Any) -> nn.Module:
-    model.block2.register_forward_hook(lambda _, x, y: y * 1.001 if y.dtype == torch.float32 else y)
-    return model  # type: ignore[no-any-return]
-
-
-def test_a_bug_in_the_run_s_type_is_found_in_its_first_step(dpexp_home: Path) -> None:
-    record = failed(dpexp_home, wrong_in_float32)
-    row = record.verification["first_steps"]
-    assert (row["worst"]["kind"], row["worst"]["module"]) == ("outputs", "block2")
-    assert 1e-4 < row["output_error"] < 1e-2
-    assert "in the run's own first steps, in float32: step 1" in record.verification["cause"]
-    assert "is of module 'block2': it is 1.001 times" in record.verification["cause"]
-    assert record.steps["loss"] == []
-
-
 def begins_late(model: Any, devices: Any) -> nn.Module:
     calls: list[None] = []
 
@@ -102,12 +68,20 @@ def begins_late(model: Any, devices: Any) -> nn.Module:
 
 
 def test_a_bug_that_begins_late_is_found_after_the_last_step_which_stays_recorded(dpexp_home: Path) -> None:
-    record = failed(dpexp_home, begins_late)
+    """A launcher makes the same error of the Record of its ranks."""
+    options = {"layout": f"{__file__}:begins_late"}
+    with pytest.raises(VerificationError) as error:
+        recorded(dpexp_home, RunConfig("custom", model="blocks", options=options, **STEPS))
+    record = load_record(dpexp_home / "runs" / "run")
+    assert (record.verification["passed"], record.verification["cause"]) == (False, error.value.cause)
+    assert "after the last measured step, from its state" in record.verification["cause"]
     assert record.verification["first_steps"]["passed"] is True
     assert record.verification["last_step"]["worst"]["tensor"] == "block1.weight"
-    assert "after the last measured step, from its state" in record.verification["cause"]
     assert len(record.steps["loss"]) == 6
     assert record.digest["weights"]
+    record.error = error_row(error.value)
+    of_ranks = error_of(record, None)
+    assert (str(of_ranks), vars(of_ranks)) == (str(error.value), vars(error.value))
 
 
 class OtherNorm(Shards):

@@ -49,7 +49,7 @@ def post_local_sgd(model):
 # --- in the type of the run alone ---------------------------------------------------------------------------
 
 
-@wrong("replicas", kind="parameters")
+@wrong("replicas", kind="parameters", words="in float32")
 def rounded_weights(model):
     """The weights of float32 are rounded to bfloat16 when they are laid out."""
     for parameter in model.parameters():
@@ -63,7 +63,7 @@ def statistics_in_float32(model):
     model.norm.momentum = 0.2 if model.first.weight.dtype == torch.float32 else 0.1
 
 
-@wrong("host", autocast="bfloat16", module="second", kind="outputs")
+@wrong("host", autocast="bfloat16", module="second", kind="outputs", words="the run's own first steps")
 def scaled_under_autocast(model):
     """The output of `second` is 5% too large under autocast."""
     changed_output(model.second, lambda x: x * 1.05 if torch.is_autocast_enabled("cpu") else x)

@@ -107,20 +107,8 @@ def mixed_precision(model):
     return fully_shard(model, mp_policy=MixedPrecisionPolicy(torch.bfloat16, torch.float32))
 
 
-def forward_of(model):
-    return model(torch.randn(4, 6, dtype=next(model.parameters()).dtype))
-
-
 @right("ranks")
 def warmed(model):
     """Its forward is tried before there is an optimizer, so that the root's parameters stay gathered."""
-    forward_of(fully_shard(model))
-    return model
-
-
-@right("ranks")
-def dry(model):
-    """Its forward is tried without gradients."""
-    with torch.no_grad():
-        forward_of(fully_shard(model))
+    fully_shard(model)(torch.randn(4, 6, dtype=model.first.weight.dtype))
     return model
