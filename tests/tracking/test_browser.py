@@ -22,7 +22,7 @@ from playwright.sync_api import Browser, Page, expect
 from dpexp.record.fold import finish
 
 TIMEOUT_MS = 300_000
-RUN = ("whole", "--model", f"{HELPERS}/slow_model.py:factory", "--virtual", 2, "--steps", 6, "--warmup", 1)
+RUN = ("whole", "--model", f"{HELPERS}/slow_model.py:SlowLinear", "--virtual", 2, "--steps", 6, "--warmup", 1)
 LOCAL_STORAGE = {
     "mlflow.workflowType_v1": '"machine_learning"',
     "mlflow.assistant.panelOpen_v1": "false",

@@ -28,13 +28,11 @@ WARNINGS = "ignore::DeprecationWarning", "ignore:The .grad attribute of a Tensor
 
 def end(group: ProcessGroup | None, name: str, count: int = 2) -> dict[str, Any]:
     """How the run of a case ends: its error, its fields, and its verification."""
-    config, linear = CASES[name].config(group.size if group else count), functional.linear
+    config = CASES[name].config(group.size if group else count)
     try:
         return ended(prepare(config, group=along_mesh(group, config) if group else None))
     except ConfigError as error:
         return {"error": str(error), "fields": {}, "verification": {}}
-    finally:
-        functional.linear = linear  # which a case wraps
 
 
 def problems(names: list[str], count: int) -> dict[str, str]:

@@ -15,7 +15,6 @@ from dpexp.verification.compare import (
     parts,
     parts_of,
     relative_error,
-    whole_error,
 )
 from dpexp.verification.rounding import DRAWS, DRAWS_OF_SHORT, MARGIN, NEGLIGIBLE, TWICE, largest
 
@@ -48,14 +47,6 @@ def test_integers_are_equal_or_wrong(integers: torch.Tensor) -> None:
     assert error(torch.tensor([2**53 + 1]), torch.tensor([2**53])) >= 1.0
 
 
-def test_other_shapes_and_nan_on_one_side_are_infinitely_far_apart() -> None:
-    assert error(torch.zeros(2), torch.zeros(3)) == math.inf
-    assert whole_error(torch.zeros(2), torch.ones(3)) == math.inf
-    assert error(torch.tensor([math.nan]), torch.tensor([1.0])) == math.inf
-    assert error(torch.ones(2), torch.zeros(2)) == math.inf
-    assert whole_error(torch.zeros(2), torch.zeros(2)) == 0.0
-
-
 def test_sparse_tensors_are_compared_with_sparse_and_with_dense_ones() -> None:
     rows = torch.sparse_coo_tensor([[1, 1]], torch.ones(2, 3), (4, 3), check_invariants=True)
     other = torch.sparse_coo_tensor([[2]], torch.ones(1, 3), (4, 3), check_invariants=True)
@@ -69,15 +60,6 @@ def test_equal_infinities_do_not_differ_and_others_do() -> None:
     assert error(mask.clone(), mask) == 0.0
     for wrong in (0.0, math.inf, math.nan):
         assert error(torch.tensor([0.0, wrong, math.nan]), mask) == math.inf
-
-
-@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.bfloat16, torch.complex64])
-def test_numbers_of_any_type_are_compared(dtype: torch.dtype) -> None:
-    ones = torch.ones(4).to(dtype)
-    assert (error(ones, ones), error(-ones if dtype.is_complex else torch.zeros(4).to(dtype), ones) >= 1) == (
-        0.0,
-        True,
-    )
 
 
 def test_a_number_that_a_sum_has_left_may_be_off_as_larger_ones_beside_it_are() -> None:
@@ -181,11 +163,3 @@ def test_zeros_beside_other_numbers_are_as_exact_as_the_smallest_of_them() -> No
 
     assert ratio(1e-16, 3.0, 0.0, 1.0) < 1 < ratio(1e-13, 3.0, 0.0, 1.0)
     assert ratio(1e-22, 1e-6, 0.0, -1e30) < 1 < ratio(1e-16, 1e-6, 0.0, -1e30), "a mask hides nothing"
-
-
-def test_numbers_too_small_for_all_of_their_bits_are_zero() -> None:
-    expected = torch.tensor([1.0, 2e-320, 0.0], dtype=DOUBLE)
-    found = torch.tensor([1.0, 5e-321, 1e-300], dtype=DOUBLE)
-    for dtype, is_equal in ((torch.float64, True), (torch.float32, True), (torch.float16, False)):
-        limits = Limits.of(dtype, 1e-12, NEGLIGIBLE[dtype])
-        assert (limits.judge("gradients", 1, {"": parts(found, expected)})[""].ratio <= 1) is is_equal

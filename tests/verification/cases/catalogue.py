@@ -21,9 +21,9 @@ from dpexp.config.run_config import RunConfig
 from dpexp.parallel import DataParallel
 
 FILES = (
-    "tensor_parallel", "data_parallel", "sharded", "pipeline", "mixed", "run_dtype", "late", "hidden",
-    "training_mode", "rare_paths", "edge_rows", "written", "the_model", "losses_over_ranks", "odd_models",
-    "reported", "right_models", "right_layouts",
+    "tensor_parallel", "data_parallel", "sharded", "pipeline", "mixed", "own_steps", "hidden", "described",
+    "training_mode", "rare_paths", "edge_rows", "written", "losses", "optimizers", "odd_models", "reported",
+    "right_models", "right_layouts",
 )  # fmt: skip
 SHORT: dict[str, Any] = {
     "batch_size": 10,
@@ -208,10 +208,9 @@ not_comparable, refused = _claims("not comparable"), _claims("refused")
 
 
 def cases() -> dict[str, Case]:
-    """All of them by name, in the order of the files."""
+    """All of them by name, in the order of the files; over the same layout one may stand twice."""
     for file in FILES:
         import_module(file)
     of_files = [case for file in FILES for case in _CASES if case.file == file]  # a run may import a copy
-    named = {str(case): case for case in of_files}
-    assert len(named) == len(of_files)
-    return named
+    names = [str(case) for case in of_files]
+    return {name + "+" * names[:at].count(name): of_files[at] for at, name in enumerate(names)}

@@ -4,7 +4,7 @@ import copy
 
 import torch
 from catalogue import right, wrong
-from pieces import after_update, change_gradients, function, replica, same
+from pieces import around_updates, change_gradients, function, replica, same
 
 
 @right("dp")
@@ -52,11 +52,15 @@ def scaled_on_one_rank(model, dp):
 def zero(model, dp, owners):
     """Each parameter is updated by its owner, who sends what has changed to the others."""
     change_gradients(model.parameters(), dp.mean)
+    parameters = list(model.parameters())
+    old = [each.detach().clone() for each in parameters]
 
-    def updated(number, new, old):
-        return old + dp.sum((new - old) * (owners[number] == dp.rank))
+    def updated(optimizer):
+        for owner, parameter, before in zip(owners, parameters, old, strict=True):
+            parameter.data.copy_(before + dp.sum((parameter.detach() - before) * (owner == dp.rank)))
+            before.copy_(parameter.detach())
 
-    after_update(list(model.parameters()), updated)
+    around_updates(parameters[0], after=updated)
 
 
 @right("dp")

@@ -1,9 +1,10 @@
 """Wrong only for rows that the batches of a run do not have: verification makes them."""
 
 import torch
-from catalogue import wrong
-from nets import Words
+from catalogue import right, wrong
+from nets import Net, Words
 from pieces import Ranks
+from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn import functional
 
@@ -50,13 +51,6 @@ def bounds_of_four_shards(model):
     _changed_vectors(model, changed)
 
 
-@wrong("host", model="nets:Words", module="table", kind="outputs", words=WORDS)
-def a_row_of_one_id(model):
-    """A row that has one id throughout is taken for an empty one."""
-    is_one = lambda ids: (ids == ids[:, :1]).all(1)  # noqa: E731
-    _changed_vectors(model, lambda ids, vectors: vectors * ~is_one(ids)[:, None, None])
-
-
 @wrong("host", model="nets:Net", module="third", kind="gradients", words=WORDS)
 def alike(model):
     """Of rows that are alike, only one has a gradient."""
@@ -97,3 +91,53 @@ def vocabulary(model):
 
 def _changed_vectors(model, change):
     model.table.register_forward_hook(lambda table, args, vectors: change(args[0], vectors))
+
+
+# --- right models ------------------------------------------------------------------------------------------
+
+
+@right("whole")
+class Attends(nn.Module):
+    """Softmax over the tokens, of which 0 is padding: a row of padding alone would not be a number."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.head = nn.Embedding(60, 8, padding_idx=0), nn.Linear(8, 4)
+
+    def example(self, samples, generator):
+        ids = torch.randint(1, 60, (samples, 6), generator=generator)
+        ids[torch.arange(6) > 2 + torch.arange(samples)[:, None] % 4] = 0
+        return ids, torch.randint(4, (samples,), generator=generator)
+
+    def forward(self, ids):
+        x = self.table(ids)
+        scores = (x @ x.mT).masked_fill((ids == 0)[:, None], -torch.inf)
+        return self.head((scores.softmax(-1) @ x).mean(1))
+
+
+@right("whole")
+class CountsTokens(Attends):
+    """The loss counts the tokens that are ids, and targets say how many these are."""
+
+    def example(self, samples, generator):
+        ids, _ = super().example(samples, generator)
+        return ids, torch.where(ids == 0, -100, ids % 4)
+
+    def forward(self, ids):
+        return self.head(self.table(ids)), ids != 0
+
+    def loss(self, outputs, targets):
+        logits, mask = outputs
+        return functional.cross_entropy(logits[mask], targets.clamp(min=0)[mask])
+
+    def loss_weight(self, targets):
+        return (targets != -100).sum()
+
+
+@right("whole")
+class OfUnitLength(Net):
+    """A row of zeros has no direction, in the forward or in the backward."""
+
+    def forward(self, x):
+        x = super().forward(x / x.norm(dim=1, keepdim=True))
+        return x / x.square().sum(1, keepdim=True).sqrt()

@@ -5,7 +5,6 @@ from catalogue import right, wrong
 from nets import Net
 from torch import nn
 from torch.nn import functional
-from torch.optim.optimizer import register_optimizer_step_post_hook
 
 
 @right("host")
@@ -44,16 +43,6 @@ def other_output(model, name, change):
     model.register_forward_hook(lambda module, args, outputs: outputs | {name: change(outputs[name])})
 
 
-def after_each_update(parameter, change):
-    """Call ``change(optimizer)`` after each step of the optimizers that have this parameter."""
-
-    def after(optimizer, args, kwargs):
-        if any(each is parameter for group in optimizer.param_groups for each in group["params"]):
-            change(optimizer)
-
-    register_optimizer_step_post_hook(after)
-
-
 @wrong("replicas", model="hidden:Magnitudes", kind="outputs")
 def logits_beside_a_mask(model):
     """Logits beside a mask of -1e30 are too large by 0.001, which neither loss nor gradient shows."""
@@ -64,17 +53,3 @@ def logits_beside_a_mask(model):
 def sign_on_a_branch(model):
     """On a branch scaled by 1e-13 the gradient of the weight has the wrong sign."""
     model.branch.weight.register_hook(lambda gradient: -gradient)
-
-
-@wrong("host", model="hidden:Magnitudes", module="second", kind="parameters")
-def small_parameter(model):
-    """Weight decay of 1e-3 on `second`, beside a parameter of 1e15."""
-    weight = model.second.weight
-    after_each_update(weight, lambda optimizer: weight.data.mul_(1 - 1e-3))
-
-
-@wrong("host", optimizer="adam", module="third", kind="optimizer")
-def small_state(model):
-    """Of `third.bias` Adam's mean of squares, about 1e-6, is twice as large after each step."""
-    bias = model.third.bias
-    after_each_update(bias, lambda optimizer: optimizer.state[bias]["exp_avg_sq"].mul_(2))

@@ -7,27 +7,19 @@ from torch.distributed.fsdp import fully_shard
 
 
 @right("dp", model="nets:Lookup")
-def right_table(model, dp, start=None, gradient_of=None):
+def right_table(model, dp):
     """A rank has some rows of the table for the ids of all ranks; the rest is data-parallel."""
     change_gradients([*model.body.parameters(), *model.head.parameters()], dp.mean)
     dp.shard(model, {"table.weight": 0})
     table = model.table
-    first = dp.rank * len(table.weight) if start is None else start
 
     def forward(ids):
-        counts, own = dp.counts(len(ids)), dp.all_rows(ids) - first
+        counts, own = dp.counts(len(ids)), dp.all_rows(ids) - dp.rank * len(table.weight)
         is_here = (own >= 0) & (own < len(table.weight))
         vectors = table.weight[own.where(is_here, 0)] * is_here[:, None] / dp.size
-        backward = gradient_of(counts) if gradient_of else dp.all_rows
-        return function(vectors, lambda x: dp.own_rows(dp.sum(x), counts) * dp.size, backward)
+        return function(vectors, lambda x: dp.own_rows(dp.sum(x), counts) * dp.size, dp.all_rows)
 
     table.forward = forward
-
-
-@wrong("dp", model="nets:Lookup", module="table")
-def rows_not_counted_from_the_first(model, dp):
-    """Ids are not counted from the first row of the rank."""
-    right_table.change(model, dp, start=0)
 
 
 @wrong("dp", model="nets:Lookup", module="table")

@@ -25,17 +25,10 @@ class Counter(nn.Module):
         return x
 
 
-class Pool(nn.Module):
-    """The mean over the tokens of a row that are not padding."""
-
-    def forward(self, x, mask):
-        return (x * mask).sum(1) / mask.sum(1)
-
-
 class Block(nn.Module):
     """``(rows, tokens, 6)`` -> ``(rows, 12)``: one block of a transformer without its attention.
 
-    A token whose first number is 0 is padding. ``up`` starts with numbers that ``initial_up`` draws.
+    ``up`` starts with numbers that ``initial_up`` draws.
     """
 
     def __init__(self):
@@ -44,21 +37,18 @@ class Block(nn.Module):
         self.norm = nn.LayerNorm(WIDTH)
         self.up = nn.Linear(WIDTH, 2 * WIDTH)
         self.down = nn.Linear(2 * WIDTH, WIDTH)
-        self.counter, self.pool = Counter(), Pool()
+        self.counter = Counter()
         self.head = nn.Linear(WIDTH, WIDTH)
         self.up.weight.data.copy_(initial_up(2 * WIDTH))
 
     def forward(self, x):
-        mask = (x[..., :1] != 0).to(x)
         x = self.first(x)
         x = self.counter(x + self.down(torch.tanh(self.up(self.norm(x)))))
-        return self.head(self.pool(x, mask))
+        return self.head(x.mean(1))
 
     def example(self, samples, generator):
         x = numbers(samples, TOKENS, 6, generator=generator)
-        lengths = torch.randint(1, TOKENS + 1, (samples, 1), generator=generator)
-        padding = torch.arange(TOKENS)[None] >= lengths
-        return x.masked_fill(padding[..., None], 0), numbers(samples, WIDTH, generator=generator)
+        return x, numbers(samples, WIDTH, generator=generator)
 
 
 def initial_up(rows):

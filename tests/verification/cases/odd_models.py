@@ -1,6 +1,5 @@
 """Models in which something is unusual: layouts and verification take them, or say what is in the way."""
 
-import numpy as np
 import torch
 from catalogue import not_comparable, refused, right, wrong
 from nets import numbers
@@ -31,19 +30,12 @@ class Compiled(Two):
         return torch.compile(nn.Linear(5, 5), backend="eager")
 
 
-@right("ddp")
-class Checkpointed(Two):
-    """Computes the middle again in backward, by a backward inside of it."""
-
-    def forward(self, x):
-        return self.head(checkpoint(self.middle, self.first(x), use_reentrant=True))
-
-
 class Synchronized(Two):
     def made(self):
         return nn.SyncBatchNorm(5)
 
 
+@right("whole", words="rounding exceeds 1e-12; a single device that rounds it otherwise")
 class Scan(Two):
     """A recurrence in float32 inside of a model of any type, as the scan of a Mamba is."""
 
@@ -55,6 +47,7 @@ class Scan(Two):
         return self.head(x + 1e-2 * state.to(x.dtype))
 
 
+@right("whole", words="does not compute it in torch.float64: RuntimeError: Expected mat_a to be Float32")
 class Routed(Two):
     """Two experts by one grouped product, which has no kernel for float64."""
 
@@ -69,6 +62,13 @@ class Routed(Two):
         ends = torch.stack([(chosen == 0).sum(), torch.tensor(len(x))]).to(torch.int32)
         x = nn.functional.grouped_mm(self.first(x)[order], self.experts, offs=ends)
         return self.head(x[order.argsort()].contiguous())
+
+
+@wrong("replicas", model="odd_models:Scan", module="head", kind="gradients")
+@wrong("replicas", model="odd_models:Routed", module="head", kind="gradients")
+def head_off(model):
+    """A gradient is a thousandth too large, in models that compute in float32 whatever they are in."""
+    model.head.weight.register_hook(lambda gradient: gradient * 1.001)
 
 
 class Gate(nn.Linear):
@@ -193,6 +193,7 @@ class Recurrent(Two):
         return nn.functional.mse_loss(outputs[0], targets) + outputs[1].square().mean()
 
 
+@right("single", words="not comparable")
 @not_comparable("whole", words="register_buffer")
 class Remembers(Two):
     """Adds what its latest forward has computed, which it keeps in an attribute."""
@@ -208,13 +209,52 @@ class Remembers(Two):
         return self.head(self.middle(x + before))
 
 
-@not_comparable("whole", words="register_buffer")
-class OwnNumbers(Two):
-    """Draws from a generator of its own."""
+@right("single")
+class CountsForwards(Two):
+    """Its outputs grow with every forward in training mode."""
+
+    forwards = 0
+
+    def forward(self, x):
+        self.forwards += self.training
+        return super().forward(x) * (1 + self.forwards / 10)
+
+
+@not_comparable("whole", words="no parameter had a gradient other than zero")
+class Dead(Two):
+    """Its weights are zero, and so are all of its gradients."""
 
     def __init__(self):
         super().__init__()
-        self.generator = np.random.default_rng(0)
+        for parameter in self.parameters():
+            nn.init.zeros_(parameter)
 
     def forward(self, x):
-        return super().forward(x) * (1 + self.generator.random())
+        return super().forward(x) * 0
+
+
+@right("whole")
+class Infinite(Two):
+    """Some of its outputs are infinite, but not its loss."""
+
+    def forward(self, x):
+        return super().forward(x).masked_fill(torch.tensor([False, True]), -torch.inf)
+
+    def loss(self, outputs, targets):
+        return nn.functional.mse_loss(outputs[:, 0], targets[:, 0])
+
+
+@right("replicas")
+class WritesToItsInputs(Two):
+    """So does its loss to the targets."""
+
+    def forward(self, x):
+        return super().forward(x.sub_(1).div_(2))
+
+    def loss(self, outputs, targets):
+        return nn.functional.mse_loss(outputs, targets.add_(1))
+
+
+@right("single", compile=True)
+class CompiledByTheRun(Two):
+    """The run compiles it."""

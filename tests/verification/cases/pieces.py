@@ -1,15 +1,13 @@
 """What the cases are made of: collectives and their gradients, replicas, stages and hooks. No bug is here."""
 
 import copy
-from collections import Counter
 from functools import partial
 
 import torch
 from torch import distributed, nn
 from torch.func import functional_call
 from torch.nn.functional import linear
-from torch.nn.parallel import DistributedDataParallel
-from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 
 class _Function(torch.autograd.Function):
@@ -148,44 +146,25 @@ def replica(module):
     )
 
 
-def after_update(parameters, change):
-    """Set each parameter to ``change(number, new, old)`` after the optimizer has updated it."""
-    old = {parameter: parameter.detach().clone() for parameter in parameters}
+def around_updates(parameter, before=None, after=None):
+    """Call each with the optimizer before and after its steps, of optimizers that have this parameter."""
 
-    def updated(optimizer, args, kwargs):
-        trained = {each for group in optimizer.param_groups for each in group["params"]}
-        for number, parameter in enumerate(each for each in parameters if each in trained):
-            parameter.data.copy_(change(number, parameter.detach(), old[parameter]))
-            old[parameter].copy_(parameter.detach())
+    def only_its_own(call):
+        def hook(optimizer, args, kwargs):
+            if any(each is parameter for group in optimizer.param_groups for each in group["params"]):
+                call(optimizer)
 
-    register_optimizer_step_post_hook(updated)
+        return hook
+
+    if before is not None:
+        register_optimizer_step_pre_hook(only_its_own(before))
+    if after is not None:
+        register_optimizer_step_post_hook(only_its_own(after))
 
 
 def changed_output(module, change):
     """Change what a module returns."""
     module.register_forward_hook(lambda module, args, output: change(output))
-
-
-def by_bucket(model, change):
-    """DDP that trains on what ``change(gradient)`` returns for each bucket."""
-
-    def hook(state, bucket):
-        done = torch.futures.Future()
-        done.set_result(change(bucket.buffer()))
-        return done
-
-    laid_out = DistributedDataParallel(model)
-    laid_out.register_comm_hook(None, hook)
-    return laid_out
-
-
-COUNTS = Counter()
-
-
-def calls(name):
-    """How often this process has asked for this name."""
-    COUNTS[name] += 1
-    return COUNTS[name]
 
 
 class Stage(nn.Module):

@@ -3,23 +3,16 @@
 import torch
 from catalogue import right, wrong
 from nets import Net
-from pieces import calls, changed_output
+from pieces import changed_output
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 
 @wrong("host", kind="outputs")
+@wrong("host", eval=True, kind="outputs")
 def eval_mode(model):
     """In eval mode the outputs are 10% too large."""
     model.register_forward_hook(lambda module, args, x: x if module.training else x * 1.1)
-
-
-@wrong("host", eval=True, kind="outputs")
-def eval_run(model):
-    """In a run of `--eval`, the outputs are 10% too large from the 4th batch on."""
-    model.register_forward_hook(
-        lambda module, args, x: x if module.training or calls("eval") < 13 else x * 1.1
-    )
 
 
 @wrong("host", accumulate=2, module="third", kind="gradients")
@@ -94,3 +87,26 @@ NO_SYNC = "not synchronized in the last batch of the window: is no_sync() left o
 def no_sync_in_the_last(model):
     """Gradients are sent in the first batch of two, and not in the last."""
     return FirstOnly(model)
+
+
+class Writes:
+    """Batches; a weight of the model that was laid out last changes before each, after the tenth."""
+
+    laid_out, loaded = None, 0
+
+    def __iter__(self):
+        rng = torch.Generator().manual_seed(0)
+        for _ in range(4):
+            self.loaded += 1
+            if self.laid_out is not None and self.loaded > 10:
+                self.laid_out.second.weight.data.mul_(1.001)
+            yield Net.example(None, 10, rng)
+
+
+writes = Writes()
+
+
+@wrong("host", data="rare_paths:writes", module="second", words="not as the step before has left it")
+def written_between_steps(model):
+    """Something writes to the model while the data are loaded."""
+    writes.laid_out, writes.loaded = model, 0

@@ -5,7 +5,6 @@ from catalogue import right, wrong
 from nets import Net
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.nn.utils import get_total_norm
 
 
 @wrong("ranks", module="third", kind="gradients", words="its own rows")
@@ -19,38 +18,6 @@ def hook_reduces_the_parameter(model):
     for each in model.parameters():
         each.register_post_accumulate_grad_hook(torch.no_grad()(mean))
     return model
-
-
-class Clips(torch.optim.SGD):
-    """Clips by the norm of all gradients, or of what ``own`` takes of each."""
-
-    def __init__(self, parameters, lr=0.01):
-        super().__init__(parameters, lr)
-
-    def own(self, gradient):
-        return gradient
-
-    def step(self, closure=None):
-        gradients = [self.own(each.grad) for group in self.param_groups for each in group["params"]]
-        norm = get_total_norm(gradients)
-        for gradient in gradients:
-            gradient.mul_((0.05 / getattr(norm, "full_tensor", lambda: norm)()).clamp(max=1))
-        super().step()
-
-
-class ClipsItsShard(Clips):
-    def own(self, gradient):
-        return gradient.to_local() if hasattr(gradient, "to_local") else gradient
-
-
-@wrong("fsdp", optimizer="reported:ClipsItsShard", kind="parameters", words="a number of its own shard")
-class ClippedByShard(Net):
-    """SpecForge#663: the optimizer clips by the norm of this rank's own shards, not by that of all ranks."""
-
-
-@right("fsdp", optimizer="reported:Clips")
-class ClippedByAll(Net):
-    """The optimizer clips by the norm of all shards."""
 
 
 def there_and_back(module):

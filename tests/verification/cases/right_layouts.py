@@ -1,18 +1,15 @@
 """Layouts that are right, each with something that verification could stumble over."""
 
-import functools
 from warnings import catch_warnings
 
 import torch
-from catalogue import not_comparable, right
-from nets import Net
+from catalogue import right
 from torch import distributed, nn
 from torch.distributed._composable.replicate import replicate
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 from training_mode import Synchronized, with_norm
 
@@ -28,21 +25,6 @@ def new_modules(model):
 def synchronized_norm(model):
     """One's own synchronized batch norm."""
     with_norm(model, Synchronized(8))
-
-
-@right("ranks")
-def looks(model):
-    """`F.linear` is wrapped by a function that counts its calls; hooks look at outputs and gradients."""
-    seen, original = [], functional.linear
-
-    @functools.wraps(original)
-    def linear(*args, **kwargs):
-        seen.append(1)
-        return original(*args, **kwargs)
-
-    functional.linear = linear
-    model.second.register_forward_hook(lambda module, args, x: seen.append(float(x.detach().norm())))
-    model.second.weight.register_hook(lambda gradient: seen.append(float(gradient.norm())))
 
 
 @right("ranks", model="nets:NormsAndDrops")
@@ -125,50 +107,8 @@ def mixed_precision(model):
     return fully_shard(model, mp_policy=MixedPrecisionPolicy(torch.bfloat16, torch.float32))
 
 
-@right("ranks", dtype="bfloat16")
-def cast(model):
-    """The model is cast before it is wrapped."""
-    return DistributedDataParallel(model.bfloat16())
-
-
-def forward_of(model):
-    return model(torch.randn(4, 6, dtype=next(model.parameters()).dtype))
-
-
 @right("ranks")
 def warmed(model):
     """Its forward is tried before there is an optimizer, so that the root's parameters stay gathered."""
-    forward_of(fully_shard(model))
+    fully_shard(model)(torch.randn(4, 6, dtype=model.first.weight.dtype))
     return model
-
-
-@right("ranks")
-def dry(model):
-    """Its forward is tried without gradients."""
-    with torch.no_grad():
-        forward_of(fully_shard(model))
-    return model
-
-
-def muon(parameters, lr):
-    """Orthogonalizes in bfloat16."""
-    return torch.optim.Muon(parameters, lr=lr)
-
-
-class Weights(nn.Sequential):
-    """Has matrices only, as Muon takes them."""
-
-    def __init__(self):
-        super().__init__(nn.Linear(6, 16, bias=False), nn.Tanh(), nn.Linear(16, 4, bias=False))
-
-    example = Net.example
-
-
-@not_comparable(
-    "shards",
-    model="right_layouts:Weights",
-    optimizer="right_layouts:muon",
-    words="the optimizer (Muon) computes in bfloat16 inside: take another one to compare the layout",
-)
-def rounded_by_the_optimizer(model):
-    """The optimizer rounds gradients to bfloat16."""

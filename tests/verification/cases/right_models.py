@@ -47,21 +47,6 @@ class Draws(Net):
         return self.third(self.act(x) * drawn + torch.randn_like(x))
 
 
-@right("whole", "replicas", "ranks")
-class Averages(Net):
-    """Keeps an average of its rows in a buffer, of which replicas lose all but the first one's."""
-
-    def __init__(self):
-        super().__init__()
-        self.register_buffer("mean", torch.zeros(8))
-
-    def forward(self, x):
-        hidden = self.act(self.first(x))
-        if self.training:
-            self.mean.mul_(0.9).add_(0.1 * hidden.detach().mean(0))
-        return self.third(self.act(self.second(hidden)))
-
-
 @dataclass
 class Output:
     """Logits, and a cache."""

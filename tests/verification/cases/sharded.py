@@ -6,25 +6,19 @@ from torch.distributed.fsdp import fully_shard
 
 
 @right("dp")
-def right_by_hand(model, dp, joined=None, reduced=None):
+def right_by_hand(model, dp, joined=None):
     """``up`` is gathered for the forward, and each rank gets its part of the mean gradient."""
     change_gradients([each for name, each in model.named_parameters() if "up" not in name], dp.mean)
     dp.shard(model, {"up.weight": 0, "up.bias": 0})
-    join, reduce = joined or (lambda x: dp.joined(x, dim=0)), reduced or dp.mean
+    join = joined or (lambda x: dp.joined(x, dim=0))
 
     def unshard(x):
-        return function(x, join, lambda gradient: dp.part(reduce(gradient), dim=0))
+        return function(x, join, lambda gradient: dp.part(dp.mean(gradient), dim=0))
 
     compute(model.up, weight=unshard, bias=unshard)
 
 
 by_hand = right_by_hand.change
-
-
-@wrong("dp", module="up")
-def not_reduced(model, dp):
-    """No reduction: a shard has the gradient of its rank's rows alone."""
-    by_hand(model, dp, reduced=lambda gradient: gradient)
 
 
 @wrong("dp", module="up")

@@ -98,17 +98,6 @@ def statistics_of_own_features(model, tp):
     norm.forward = lambda x: tp.gather(layer_norm(tp.split(x), shape, norm.weight, norm.bias, norm.eps))
 
 
-@wrong("tp", module="pool")
-def mean_of_means(model, tp):
-    """The mean of the ranks' means over tokens, of which the ranks have unequal numbers."""
-
-    def pool(x, mask):
-        x, mask = tp.split(x, dim=1), tp.split(mask, dim=1)
-        return tp.reduce((x * mask).sum(1) / mask.sum(1).clamp(min=1)) / tp.size
-
-    model.pool.forward = pool
-
-
 @right("tp", model="nets:Tied")
 def right_vocabulary(model, tp, rows=None, of_ids=lookup):
     """Each rank has a range of the ids, in the table and in the head, which is tied to it."""

@@ -1,18 +1,15 @@
 """Wrong only in training mode: the statistics of batch norm, and dropout."""
 
 import torch
-from catalogue import right, wrong
+from catalogue import not_comparable, right, wrong
 from nets import Net
+from pieces import changed_output
 from torch import distributed, nn
 from torch.distributed.nn.functional import all_reduce
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
-
-@wrong("host", model="nets:Norms", module="norm", kind="buffers")
-def momentum(model):
-    """The batch norm has momentum 0.5, not 0.1."""
-    model.norm.momentum = 0.5
+from dpexp.strategies.modules import Wrapper
 
 
 def with_norm(model, new):
@@ -59,32 +56,11 @@ def statistics_of_last_rank(model):
     return laid_out
 
 
-class Own(nn.Dropout):
-    """Applies ``self.drop``, which a bug gives it, in training."""
-
-    def __init__(self, drop):
-        super().__init__(0.4)
-        self.drop = drop
-
-    def forward(self, x):
-        return self.drop(x) if self.training else x
-
-
 @wrong("replicas", model="nets:Drops", module="drop", kind="outputs")
 def dropout_of_columns(model):
     """Whole columns are dropped, and not numbers."""
-    model.drop = Own(lambda x: x * functional.dropout(torch.ones_like(x[:1]), 0.4))
-
-
-@wrong("ranks", model="nets:Drops", module="drop", kind="outputs")
-def equal_masks(model):
-    """The masks of all ranks are drawn from one seed in every step: they are the same."""
-
-    def drop(x):
-        torch.manual_seed(7)
-        return functional.dropout(x, 0.4)
-
-    model.drop = Own(drop)
+    drop = model.drop
+    drop.forward = lambda x: x * functional.dropout(torch.ones_like(x[:1]), 0.4, drop.training)
 
 
 class Dropping(Net):
@@ -122,3 +98,89 @@ class GeneratorsSeededAlike(Dropping):
     """The model has a generator of its own, with one seed on all ranks."""
 
     seed = 3
+
+
+# --- in one process ----------------------------------------------------------------------------------------
+
+
+@wrong("replicas", model="nets:Norms", module="norm", kind="outputs", words="in training mode, ")
+def left_in_eval_mode(model):
+    """The layout is in eval mode."""
+    model.eval()
+
+
+@wrong("host", model="nets:Drops", module="third", kind="outputs")
+def scaled_after_dropout(model):
+    """The last layer is 0.1% off, after dropout: both sides draw the same numbers when they search for it."""
+    changed_output(model.third, lambda x: 1.001 * x)
+
+
+class Auxiliary(Net):
+    """Draws, has a second head in training only, and returns classes in eval mode."""
+
+    def __init__(self):
+        super().__init__()
+        self.second_head = nn.Linear(6, 4)
+
+    def forward(self, x):
+        outputs = super().forward(functional.dropout(x, 0.2, self.training))
+        return outputs + self.second_head(x) if self.training else outputs.argmax(1)
+
+
+@right("replicas")
+class Predicts(Auxiliary):
+    """Its loss has no gradient in eval mode."""
+
+
+@wrong("replicas", model="training_mode:Auxiliary", module="second_head", words="in training mode, ")
+def second_head_doubled(model):
+    """The second head, which a model has in training only, has twice its gradient."""
+    model.second_head.weight.register_hook(lambda gradient: 2 * gradient)
+
+
+@right("replicas")
+class Recurrent(Net):
+    """Has dropout between its layers, and as a function."""
+
+    def __init__(self):
+        super().__init__()
+        self.second = nn.LSTM(8, 8, 2, dropout=0.3, batch_first=True)
+
+    def forward(self, x):
+        x = self.second(self.first(x)[:, None])[0][:, 0]
+        return self.third(functional.dropout(x, 0.2, self.training))
+
+
+class MicroBatches(Wrapper):
+    """Computes two micro-batches one after the other, in this order, and from this random state on."""
+
+    def __init__(self, module, order=(0, 1), is_alike=False):
+        super().__init__()
+        self.module, self.order, self.is_alike = module, order, is_alike
+
+    def forward(self, x):
+        state, rows, outputs = torch.get_rng_state(), x.chunk(2), {}
+        for number in self.order[: len(rows)]:
+            if self.is_alike:
+                torch.set_rng_state(state)
+            outputs[number] = self.module(rows[number])
+        return torch.cat([outputs[number] for number in sorted(outputs)])
+
+
+@wrong("devices", model="nets:Norms", batch_size=10, module="norm")
+def statistics_of_micro_batches(model, devices):
+    """Each micro-batch has statistics of its own."""
+    return MicroBatches(model)
+
+
+@wrong("devices", model="nets:Drops", module="drop", words="the replicas draw the same random numbers")
+def alike_micro_batches(model, devices):
+    """All micro-batches have the same masks."""
+    return MicroBatches(model, is_alike=True)
+
+
+@right("devices", model="nets:Drops", words="random layers draw other numbers than on a single device")
+@not_comparable("devices", model="training_mode:Auxiliary", words="may draw other random numbers")
+def reordered(model, devices):
+    """The last micro-batch comes first, and has the random numbers of the other."""
+    return MicroBatches(model, order=(1, 0))

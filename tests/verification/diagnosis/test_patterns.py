@@ -1,9 +1,12 @@
 """Patterns: a difference is recognized for any shapes, shards and factors, or nothing is said about it."""
 
 import torch
+from dpexp.verification.diagnosis.found import Found, located
+from helpers.in_ranks import in_ranks
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dpexp.distributed.group import ProcessGroup
 from dpexp.verification.diagnosis import patterns
 
 SHAPES = st.lists(st.integers(0, 4), max_size=3).map(tuple)
@@ -55,3 +58,21 @@ def test_a_factor_of_nearly_one_is_rounding() -> None:
     scale = patterns.factor(right.float().double(), right)
     assert scale is not None
     assert "but for rounding" in patterns.of_factor(scale, 2, "rank")
+
+
+def searches_of_ranks(group: ProcessGroup) -> list[str]:
+    """Rank 1 raises in its second part; afterwards all are together again."""
+
+    def search() -> Found:
+        group.together(lambda: 0)
+        return Found(str(group.together(lambda: 1 // (1 - group.rank))))
+
+    searches = {"the first module": search, "the next": lambda: Found("found")}
+    return [located(what, each).text for what, each in searches.items()]
+
+
+def test_an_error_while_ranks_locate_a_difference_is_described_by_all() -> None:
+    (first, second), other = in_ranks(2, __file__, "searches_of_ranks")["searches_of_ranks"]
+    assert [first, second] == other
+    assert first.startswith("the first module: not located, rank 1 raised ZeroDivisionError: ")
+    assert second == "found"
