@@ -168,7 +168,9 @@ class WatchedLoop:
         self._step, self._residue = None, {}
 
     def _forget_step(self) -> None:
-        """A step that has raised is over when the model is called again."""
+        """A step that has raised is over when the model is called again: its gradients are used up."""
+        if self._stepping is not None:
+            self._calls.end_window()
         self._stepping, self._inside = None, 0
 
     def _remove(self) -> None:
