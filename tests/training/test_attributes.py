@@ -69,13 +69,3 @@ def test_an_attribute_for_which_the_other_optimizer_has_no_place_is_an_error() -
             HiddenStateError, match=r"Kept keeps '.*' in an attribute, .* self.state\[parameter\]"
         ):
             write_attributes(kept(), values)
-
-
-def test_an_optimizer_of_pytorch_keeps_nothing_that_a_step_changes() -> None:
-    for kind in (torch.optim.SGD, torch.optim.AdamW, torch.optim.Adafactor):
-        parameter = nn.Parameter(torch.ones(3, 2))
-        parameter.grad = torch.ones(3, 2)
-        optimizer = kind([parameter])
-        before = attributes(optimizer)
-        optimizer.step()
-        assert attributes(optimizer) == before
