@@ -11,16 +11,22 @@ import numpy
 import pytest
 import torch
 from helpers.in_ranks import in_ranks
-from loops import mse, numbers, rank, sgd, train, watch
+from loops import MLP, loop, mse, numbers, rank, sgd, train, watch
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import optimizer as hooks
 
 from dpexp import tensors
+from dpexp.config.errors import VerificationError
 from dpexp.distributed.group import ProcessGroup
 
-LAYOUTS = {"none": lambda model: model, "ddp": DistributedDataParallel, "fsdp": fully_shard}
+LAYOUTS = {
+    "none": lambda model: model,
+    "ddp": DistributedDataParallel,
+    "fsdp": fully_shard,
+    "wrapped": lambda model: nn.DataParallel(model, device_ids=[0]),
+}
 
 
 class Draws(nn.Module):
@@ -47,21 +53,21 @@ class Keeps(nn.Module):
         return mse(outputs, targets)
 
 
-def final_state(layout: str, is_watched: bool, has_autocast: bool) -> list[str]:
+def final_state(layout: str, is_watched: bool, has_autocast: bool, device: str) -> list[str]:
     """Digests of all that a loop leaves: parameters and buffers, optimizer state, loss, random states."""
     random.seed(rank())
     numpy.random.seed(rank())
     torch.manual_seed(0)
-    model, keeps = Draws(), Keeps()
+    model, keeps = Draws().to(device), Keeps().to(device)
     run: Any = watch(model, keeps) if is_watched else SimpleNamespace(loss=keeps)
     laid_out, optimizer = LAYOUTS[layout](model), sgd(model.parameters())
     torch.manual_seed(7 + rank())
-    scaler = torch.amp.GradScaler("cpu", enabled=has_autocast)
-    cast = torch.autocast("cpu", torch.bfloat16) if has_autocast else nullcontext()
+    scaler = torch.amp.GradScaler(device, enabled=has_autocast)
+    cast = torch.autocast(device, torch.bfloat16) if has_autocast else nullcontext()
     for step in range(6):
         optimizer.zero_grad()
         for number in range(2):
-            inputs, targets = numbers(step, number)
+            inputs, targets = (each.to(device) for each in numbers(step, number))
             with cast:
                 loss = run.loss(laid_out(inputs + random.random() + numpy.random.rand()).float(), targets)
             scaler.scale(loss / 2).backward()
@@ -73,7 +79,9 @@ def final_state(layout: str, is_watched: bool, has_autocast: bool) -> list[str]:
     states = [local(each) for each in (*model.state_dict().values(), keeps.mean, *of_optimizer)]
     return [
         *(tensors.digest([each]) for each in states),
-        tensors.digest([torch.get_rng_state()]),
+        tensors.digest(
+            [torch.get_rng_state(), *(torch.cuda.get_rng_state_all() if device == "cuda" else [])]
+        ),
         str(random.getstate()),
         str(numpy.random.get_state()),
     ]
@@ -83,9 +91,9 @@ def local(each: Any) -> torch.Tensor:
     return each.to_local() if hasattr(each, "to_local") else each
 
 
-def is_unchanged(_: ProcessGroup | None, case: str) -> bool:
+def is_unchanged(_: ProcessGroup | None, case: str, device: str = "cpu") -> bool:
     layout, has_autocast = case.removesuffix("+autocast"), case.endswith("autocast")
-    plain, watched = (final_state(layout, is_watched, has_autocast) for is_watched in (False, True))
+    plain, watched = (final_state(layout, is_watched, has_autocast, device) for is_watched in (False, True))
     assert len(plain) > 10
     return plain == watched
 
@@ -93,6 +101,21 @@ def is_unchanged(_: ProcessGroup | None, case: str) -> bool:
 @pytest.mark.usefixtures("one_thread")
 def test_a_watched_loop_of_one_process_ends_with_the_same_bits() -> None:
     assert is_unchanged(None, "none")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", ["none", "none+autocast", "wrapped"])
+def test_a_watched_loop_on_an_accelerator_ends_with_the_same_bits(case: str) -> None:
+    assert is_unchanged(None, case, "cuda")
+
+
+@pytest.mark.gpu
+def test_a_wrong_loop_on_an_accelerator_is_wrong() -> None:
+    def batch(step: int, number: int) -> Any:
+        return [each.cuda() for each in numbers(step, number)]
+
+    with pytest.raises(VerificationError, match="not divided by 2"):
+        loop(MLP().cuda(), micro=2, batch=batch, share=lambda number: 1.0).verdict()
 
 
 @pytest.mark.parametrize("case", ["ddp+autocast", "fsdp"])
