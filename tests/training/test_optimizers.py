@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from collections import deque
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from dpexp.config.run_config import RunConfig
 from dpexp.engine.prepare import prepare
 from dpexp.engine.verify import verify
 from dpexp.timing import Timer
+from dpexp.training.attributes import HiddenStateError, attributes, write_attributes
 from dpexp.training.trainer import Trainer
 
 TABLE = "embedding:rows=40,dim=4"
@@ -128,7 +130,39 @@ def test_batches_of_a_loss_by_tokens_do_not_accumulate() -> None:
     prepare(hybrid("sgd", **values | {"reduction": "sum"}))
 
 
-# --- what they import ---
+# --- what they keep in attributes, and import -------------------------------------------------------
+
+
+class Kept(torch.optim.SGD):
+    """Keeps a list of numbers, and a number in the closure of a hook."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, lr=1.0)
+        self.recent: deque[float] = deque(maxlen=2)
+        hooked = 0
+
+        def hook(*_: Any) -> None:
+            nonlocal hooked
+            hooked += 2
+            self.recent.append(hooked)
+
+        self.register_step_post_hook(hook)
+
+
+def test_attributes_are_those_of_another_optimizer_once_they_are_written() -> None:
+    trained, fresh = (Kept([nn.Parameter(torch.ones(3))]) for _ in range(2))
+    for _ in range(3):
+        trained.step()
+    values = attributes(trained)
+    assert values["recent"] == [4, 6]
+    assert [values[path] for path in values if path.endswith("hooked")] == [6]
+    write_attributes(fresh, values)
+    assert attributes(fresh) == values
+    with pytest.raises(
+        HiddenStateError, match=r"Kept keeps 'momentum.0' in an attribute, .* self.state\[param"
+    ):
+        write_attributes(fresh, {"momentum.0": torch.ones(3)})
+
 
 RUNS = f"""
 import sys
