@@ -33,11 +33,6 @@ MAY_LACK = (
 """Packages that no test of an accelerator needs: its machine may lack them."""
 
 
-def in_ci() -> bool:
-    """True where the environment says ``CI``, as CI services do."""
-    return os.environ.get("CI", "").lower() not in ("", "0", "false")
-
-
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int | None:
     """A worker more than cores, at most four: some tests wait, and what a worker imports costs 12 s."""
@@ -48,27 +43,17 @@ def pytest_xdist_auto_num_workers() -> int | None:
 
 
 def pytest_configure() -> None:
-    """Disable MLflow's telemetry, which reads this when it is imported."""
+    """Disable MLflow's telemetry, which reads this when it is imported; enable Ctrl-C."""
     os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
     # A second thread does not speed up models of a few numbers; with every core busy it slows them down.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    enable_ctrl_c()
-    let_examples_take_their_time()
-
-
-def let_examples_take_their_time() -> None:
-    """Turn off the deadline of 200 ms per example, as Hypothesis itself does in CI: any may take longer."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # of background processes, and so of their children
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     with contextlib.suppress(ModuleNotFoundError):
         from hypothesis import settings
 
-        settings.register_profile("untimed", deadline=None)
+        settings.register_profile("untimed", deadline=None)  # any example may take longer than 200 ms
         settings.load_profile("untimed")
-
-
-def enable_ctrl_c() -> None:
-    """Enable Ctrl-C, which a shell disables for background processes, and so for their child processes."""
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -127,13 +112,12 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture
 def temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[Path]:
-    """The temporary directory of the processes that this test starts; they must leave nothing in it."""
+    """The temporary directory of the processes that this test starts; only torch's cache may stay in it."""
     folder = tmp_path / "temporary"
     folder.mkdir()
     monkeypatch.setenv("TMPDIR", str(folder))
     yield folder
-    left = [path for path in folder.rglob("*") if not path.name.startswith("torchinductor_")]
-    assert not left, "torch's cache may stay, and nothing else"
+    assert not [path for path in folder.rglob("*") if not path.name.startswith("torchinductor_")]
 
 
 @pytest.fixture(scope="session")
@@ -192,15 +176,11 @@ def accelerators_needed(item: pytest.Item) -> int:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip tests that need more accelerators than present; torch is imported only if a test needs some."""
-    on_accelerators = [item for item in items if accelerators_needed(item)]
-    if not on_accelerators:
-        return
-    from dpexp.devices import accelerators
+    for item in filter(accelerators_needed, items):
+        from dpexp.devices import accelerators
 
-    present = len(accelerators())
-    for item in on_accelerators:
-        if accelerators_needed(item) > present:
-            reason = f"needs {accelerators_needed(item)} accelerator(s), this machine has {present}"
+        if (needed := accelerators_needed(item)) > (present := len(accelerators())):
+            reason = f"needs {needed} accelerator(s), this machine has {present}"
             item.add_marker(pytest.mark.skip(reason=reason))
 
 
@@ -232,7 +212,7 @@ def skip_without_package(report: pytest.CollectReport) -> None:
 
 def fail_skipped(report: pytest.TestReport | pytest.CollectReport) -> None:
     """Turn a skip in CI into a failure that names the reason."""
-    if report.skipped and in_ci():
+    if report.skipped and os.environ.get("CI", "").lower() not in ("", "0", "false"):
         reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr
         report.outcome = "failed"
         report.longrepr = f"skipped in CI, where only gpu and multigpu tests may be skipped: {reason}"

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 from torch._compile import _disable_dynamo
+from torch.nn.parallel import DistributedDataParallel
 
 from dpexp import devices, tensors
 from dpexp.config.errors import NotComparableError, describe
@@ -26,7 +27,6 @@ from dpexp.data.rng import random_state, set_random_state
 from dpexp.record.journal import WATCH_STRATEGY
 from dpexp.strategies.modules import named_buffers, parts
 from dpexp.strategies.placed import full_output
-from dpexp.watch.layout import strategy_of
 
 
 class Autocast(NamedTuple):
@@ -96,9 +96,8 @@ class LoopCall:
 
     def gather(self) -> None:
         """Make full tensors of what is sharded; every rank must call this for its calls in the same order."""
-        self.inputs, self.leaves, self.value = tensors.map_tensors(
-            full, (self.inputs, self.leaves, self.value)
-        )
+        those = self.inputs, self.leaves, self.value
+        self.inputs, self.leaves, self.value = tensors.map_tensors(full, those)
         self.gradients = {place: full(each) for place, each in sorted(self.gradients.items())}
 
 
@@ -217,7 +216,9 @@ class LoopCalls:
     @property
     def window(self) -> tuple[list[LoopCall], list[LoopCall]]:
         """The calls of the model and of the loss that a backward has reached, in their order."""
-        return _reached(self._of_model), _reached(self._of_loss)
+        both = ([call for call in calls if call.gradients] for calls in (self._of_model, self._of_loss))
+        of_model, of_loss = (sorted(calls, key=lambda call: call.order) for calls in both)
+        return of_model, of_loss
 
     @property
     def count(self) -> int:
@@ -230,7 +231,7 @@ class LoopCalls:
             return None, inputs
         kind = _kind(inputs)
         call = LoopCall(detached_copy(inputs), next(self._order), Autocast.now(kind))
-        inputs = tensors.map_tensors(_alias, inputs)
+        inputs = tensors.map_tensors(lambda each: each.view_as(each) if each.requires_grad else each, inputs)
         self._follow(call, inputs, self._of_loss)
         return call, inputs
 
@@ -255,7 +256,7 @@ class LoopCalls:
         if not self._is_seen(module):
             return
         self._on_forward()
-        self.strategy, (device, _) = strategy_of(module), devices.current_device()
+        self.strategy, (device, _) = _strategy_of(module), devices.current_device()
         kind = _kind((args, kwargs), module.parameters())
         call = LoopCall(detached_copy((args, kwargs)), next(self._order), Autocast.now(kind))
         call.is_replica = getattr(module, "_is_replica", False)
@@ -306,15 +307,17 @@ class LoopCalls:
             call.gradients[place] = found.clone() if known is None else known + found
 
 
+def _strategy_of(module: nn.Module) -> str:
+    """The strategy whose wrapper is calling the module, where that is plain, or else ``watch``."""
+    if getattr(module, "_is_replica", False):
+        return "whole"
+    if hasattr(module, "_get_fsdp_state"):
+        return "fsdp"
+    is_in_ddp = getattr(DistributedDataParallel, "_active_ddp_module", None) is not None
+    return "ddp" if is_in_ddp else WATCH_STRATEGY
+
+
 def _kind(inputs: Any, parameters: Iterable[torch.Tensor] = ()) -> str:
     """The kind of accelerator that computes with these; ``cpu`` without one."""
     kinds = {each.device.type for each in (*tensors.walk(inputs), *parameters)}
     return next(iter(sorted(kinds - {"cpu", "meta"})), "cpu")
-
-
-def _alias(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.view_as(tensor) if tensor.requires_grad else tensor
-
-
-def _reached(calls: list[LoopCall]) -> list[LoopCall]:
-    return sorted((call for call in calls if call.gradients), key=lambda call: call.order)

@@ -1,4 +1,4 @@
-"""Explain: why gradients are not those of a single device, in words.
+"""Explain: what is found of a loop, and why gradients are not those of a single device, in words.
 
 What the optimizer got is written as a sum of what each call of each rank should add to it, and of what the
 step before has left, by least squares. Of a right loop every factor is 1; the factors of a wrong one say what
@@ -16,10 +16,11 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from dpexp.config.errors import NotComparableError
+from dpexp.config.errors import NotComparableError, VerificationError
 from dpexp.config.words import plural
-from dpexp.verification.compare import whole_error
+from dpexp.verification.compare import Difference, whole_error
 from dpexp.verification.diagnosis.patterns import Fit, fit, multiple, scalings
+from dpexp.verification.result import row_of
 from dpexp.watch.ranks import LoopRanks
 from dpexp.watch.weights import Weighed, are_alike
 
@@ -32,6 +33,34 @@ SAME = 0.01
 MOST_DIVISOR = 1000
 
 Tensors = Mapping[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class LoopFinding:
+    """The optimizer step, counted from 1, what kind of tensors differ, which, and the cause in words."""
+
+    step: int
+    kind: str
+    what: str
+    cause: str = ""
+    worst: Difference | None = None
+
+    def __str__(self) -> str:
+        return f"step {self.step}: {self.kind}: {self.what}" + f": {self.cause}" * bool(self.cause)
+
+    def error(self) -> VerificationError:
+        """The error of a loop of which this was found."""
+        where = row_of(self.worst) or {"kind": self.kind, "step": self.step}
+        text = f"the loop does not compute what a single device computes: {self}"
+        return VerificationError(text, **where, cause=str(self))
+
+
+class FoundError(Exception):
+    """Ends the comparison of a step with a finding."""
+
+    def __init__(self, finding: LoopFinding) -> None:
+        super().__init__(str(finding))
+        self.finding = finding
 
 
 @dataclass(frozen=True)
@@ -80,7 +109,13 @@ def explain(case: Case) -> str:
         return of_all.cause()
     if scaled := _scaled_shards(case):
         return scaled
-    wrong = [name for name in names if _error(case, name) > 10 * case.limit]
+    wrong = [
+        name
+        for name in names
+        if name in case.right
+        and whole_error(case.found.get(name, torch.zeros_like(case.right[name])), case.right[name])
+        > 10 * case.limit
+    ]
     wrong = next(filter(None, ranks.all_gather(wrong)), [])
     if not wrong:
         return "only some ranks have it"
@@ -91,12 +126,6 @@ def explain(case: Case) -> str:
         f"{some}: it is not a sum of what the calls should add: a part of the loss does not come from the "
         "model's outputs (a penalty on weights), a hook changes it, or the layout computes another backward"
     )
-
-
-def _error(case: Case, name: str) -> float:
-    """How far a gradient is from the right one, relative to that; a missing one is zero."""
-    right = case.right.get(name)
-    return 0.0 if right is None else whole_error(case.found.get(name, torch.zeros_like(right)), right)
 
 
 class _Factors:

@@ -7,7 +7,7 @@ import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import distributed, nn
 
@@ -49,13 +49,13 @@ def config_of(model: nn.Module, name: str | None, options: Mapping[str, Any]) ->
 
 def plain(options: Mapping[str, Any]) -> Row:
     """Options as JSON, without credentials: a function, a class or an object by its name."""
-    return redact_values({key: _plain(value) for key, value in options.items()})
 
+    def of(value: Any) -> Any:
+        if value is None or isinstance(value, str | int | float):
+            return value
+        return getattr(value, "__name__", type(value).__name__) if callable(value) else shown(value)
 
-def _plain(value: Any) -> Any:
-    if value is None or isinstance(value, str | int | float):
-        return value
-    return getattr(value, "__name__", type(value).__name__) if callable(value) else shown(value)
+    return redact_values({key: of(value) for key, value in options.items()})
 
 
 def rank() -> int:
@@ -83,46 +83,34 @@ def facts_of(config: Row) -> Row:
     }
 
 
-class Layout(NamedTuple):
-    """``devices`` and ``device_map`` of a Record; ``ranks`` are the devices of ranks, none of one process."""
+def laid_out(model: nn.Module, group: ProcessGroup, wrapper: str, replicas: Sequence[str]) -> Row:
+    """``devices``, ``device_map`` and ``execution`` of a Record; every rank must call this.
 
-    devices: Row
-    device_map: list[Row]
-    ranks: list[str]
-
-    @classmethod
-    def of(cls, model: nn.Module, group: ProcessGroup, replicas: Sequence[str]) -> Layout:
-        """Where the parameters of the model are, on all ranks; every rank must call this.
-
-        A rank on the host computes on ``cpu:RANK``, an emulated device, as those of ``ddp`` do.
-        """
-        rows = [{**row, "replicas": [*replicas]} for row in device_map(Placed(model))]
-        used = list(dict.fromkeys(row["device"] for row in rows)) or ["cpu"]
-        if not group.members:
-            return cls({"requested": [], "used": [*used, *replicas], "output": used[0]}, rows, [])
-        own = next((name for name in used if name != "cpu"), f"cpu:{group.rank}")
-        names = labels(group.all_gather(own), group.members)
-        rows = merged_device_map(group.all_gather(on_device(rows, own)), names)
-        devices = {
-            "requested": [],
-            "used": [name for name in used if name == "cpu" and own.partition(":")[0] != "cpu"] + names,
-            "output": names[0],
-            "ranks": [
-                {"rank": member.rank, "host": member.host, "device": name}
-                for member, name in zip(group.members, names, strict=True)
-            ],
+    A rank on the host computes on ``cpu:RANK``, an emulated device, as those of ``ddp`` do. Ranks on the host
+    are real, as one process is; a DataParallel without replicas is ``passthrough``.
+    """
+    rows = [{**row, "replicas": [*replicas]} for row in device_map(Placed(model))]
+    used = list(dict.fromkeys(row["device"] for row in rows)) or ["cpu"]
+    if not group.members:
+        is_virtual = any(name.startswith("cpu:") for name in (*used, *replicas))
+        is_alone = wrapper == "whole" and {*used, *replicas} == {"cpu"}
+        return {
+            "execution": "virtual" if is_virtual else "passthrough" if is_alone else "real",
+            "devices": {"requested": [], "used": [*used, *replicas], "output": used[0]},
+            "device_map": rows,
         }
-        return cls(devices, rows, names)
-
-    def execution(self, wrapper: str) -> str:
-        """``virtual`` where replicas are emulated, ``passthrough`` for a DataParallel that has none.
-
-        Ranks on the host are real, as one process is.
-        """
-        used = self.devices["used"]
-        if not self.ranks and any(name.startswith("cpu:") for name in used):
-            return "virtual"
-        return "passthrough" if wrapper == "whole" and set(used) == {"cpu"} else "real"
+    own = next((name for name in used if name != "cpu"), f"cpu:{group.rank}")
+    names = labels(group.all_gather(own), group.members)
+    with_host = [name for name in used if name == "cpu" and own.partition(":")[0] != "cpu"]
+    ranks = [
+        {"rank": member.rank, "host": member.host, "device": name}
+        for member, name in zip(group.members, names, strict=True)
+    ]
+    return {
+        "execution": "real",
+        "devices": {"requested": [], "used": with_host + names, "output": names[0], "ranks": ranks},
+        "device_map": merged_device_map(group.all_gather(on_device(rows, own)), names),
+    }
 
 
 def on_device(rows: list[Row], device: str) -> list[Row]:

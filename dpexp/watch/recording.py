@@ -35,7 +35,7 @@ from dpexp.record.record import Row
 from dpexp.record.redact import redact
 from dpexp.record.runs import begin
 from dpexp.tracking.follow import Follower
-from dpexp.watch.program import NOT_VERIFIED, Layout, config_of, facts_of, on_device, plain, rank
+from dpexp.watch.program import NOT_VERIFIED, config_of, facts_of, laid_out, on_device, plain, rank
 
 BURST = 10
 """After a pause the journal is flushed so many times in a row: of two metrics that are logged at the end of
@@ -45,8 +45,8 @@ an epoch the second does not wait for the next one."""
 class Recording:
     """What is written of one watched loop. ``Recording()`` writes nothing.
 
-    Nor does that of a rank other than the first, of a forked process, and a copy. A disk that is full is
-    reported once on stderr, and the loop goes on.
+    Nor does that of a rank other than the first, and of a forked process. A disk that is full is reported
+    once on stderr, and the loop goes on.
     """
 
     def __init__(self, journal: Journal | None = None, follower: Follower | None = None) -> None:
@@ -56,9 +56,6 @@ class Recording:
         self._ranks: list[str] = []
         self._failure: Row | None = None
         self._is_closed = False
-
-    def __reduce__(self) -> tuple[type[Recording], tuple[()]]:
-        return Recording, ()
 
     @classmethod
     def begin(cls, model: nn.Module, name: str | None, options: Mapping[str, Any]) -> Recording:
@@ -101,17 +98,12 @@ class Recording:
         devices of its copies in this process. ``options`` are what the config is to have besides, such as the
         optimizer.
         """
-        layout = Layout.of(model, group, replicas)
+        layout = laid_out(model, group, wrapper, replicas)
         options |= {"layout": wrapper} if wrapper != WATCH_STRATEGY else {}
-        self._ranks, self._config = layout.ranks, self._config | plain(options)
-        self._dtype = next((row["dtype"] for row in layout.device_map if row["kind"] == "parameter"), "")
-        self._set(
-            execution=layout.execution(wrapper),
-            devices=layout.devices,
-            device_map=layout.device_map,
-            config=self._config,
-            config_digest=config_digest(self._config),
-        )
+        self._config = self._config | plain(options)
+        self._ranks = [row["device"] for row in layout["devices"].get("ranks", ())]
+        self._dtype = next((row["dtype"] for row in layout["device_map"] if row["kind"] == "parameter"), "")
+        self._set(**layout, config=self._config, config_digest=config_digest(self._config))
 
     def shapes(self, rows: list[Row], group: ProcessGroup) -> None:
         """Record the calls of this rank, after ``laid_out``; every rank must call this.

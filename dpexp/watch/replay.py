@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from dpexp import devices, tensors
 from dpexp.config.errors import NotComparableError
 from dpexp.copies import copied_module
+from dpexp.data.rng import kept_globals
 from dpexp.strategies.modules import child_name, named_parameters, parts
 from dpexp.verification.alone import alone
 from dpexp.verification.compare import Limits
@@ -54,6 +55,21 @@ class Narrowest(TorchDispatchMode):  # type: ignore[no-untyped-call]
         narrowest = max(known, key=lambda each: torch.finfo(each).eps)
         tolerance, negligible = base_tolerance(narrowest, "")
         return Limits.of(narrowest, tolerance, negligible)
+
+
+@contextmanager
+def unchanged(model: nn.Module) -> Iterator[None]:
+    """Inside, gradients are recorded, and nothing is under autocast on the host and the model's devices."""
+    kinds = {each.device.type for each in model.parameters()} - {"cpu", "meta"}
+    with ExitStack() as inside:
+        inside.enter_context(kept_globals())
+        inside.enter_context(torch.enable_grad())
+        inside.enter_context(torch.autocast("cpu", enabled=False))
+        for kind in kinds:
+            count = torch.get_device_module(kind).device_count()
+            inside.enter_context(torch.random.fork_rng(range(count), device_type=kind))
+            inside.enter_context(torch.autocast(kind, enabled=False))
+        yield
 
 
 def rounded(draw: int | None) -> Any:
@@ -119,7 +135,18 @@ class Replay:
     def gradients_of(self, call: LoopCall, draw: int | None = None) -> Gradients:
         """What a call makes of the loop's gradients at its outputs, if it counts once."""
         self._model.zero_grad()
-        self._backward(call, draw)
+        outputs = self.outputs(call, draw)
+        if draw is None and not all(map(_are_close, outputs, call.leaves)):
+            raise NotComparableError(HAS_STATE)
+        pairs = [
+            (outputs[place], gradient.to(outputs[place]) / call.factor)
+            for place, gradient in call.gradients.items()
+            if outputs[place].requires_grad
+        ]
+        if pairs:
+            ends, gradients = map(list, zip(*_from_outside(pairs), strict=True))
+            with rounded(draw):
+                torch.autograd.backward(ends, gradients)
         found = {name: each.grad for name, each in self.parameters.items() if each.grad is not None}
         self._model.zero_grad()
         return {name: (each.to_dense() if each.is_sparse else each) for name, each in found.items()}
@@ -167,20 +194,6 @@ class Replay:
         call.random.load(next(iter(places), devices.HOST))
         with alone(), call.autocast.entered(), rounded(draw):
             yield inputs
-
-    def _backward(self, call: LoopCall, draw: int | None) -> None:
-        outputs = self.outputs(call, draw)
-        if draw is None and not all(map(_are_close, outputs, call.leaves)):
-            raise NotComparableError(HAS_STATE)
-        pairs = [
-            (outputs[place], gradient.to(outputs[place]) / call.factor)
-            for place, gradient in call.gradients.items()
-            if outputs[place].requires_grad
-        ]
-        if pairs:
-            ends, gradients = map(list, zip(*_from_outside(pairs), strict=True))
-            with rounded(draw):
-                torch.autograd.backward(ends, gradients)
 
 
 def _materialize(model: nn.Module, device: torch.device) -> None:

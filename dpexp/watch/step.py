@@ -21,9 +21,8 @@ from dpexp.verification.judge import judge, worst_errors
 from dpexp.verification.rounding import DRAWS, MARGIN, largest
 from dpexp.watch import update
 from dpexp.watch.calls import LoopCall, full
-from dpexp.watch.explain import Case, explain, mean_of_means, sampled
-from dpexp.watch.findings import FoundError, LoopFinding
-from dpexp.watch.options import Options
+from dpexp.watch.explain import Case, FoundError, LoopFinding, explain, mean_of_means, sampled
+from dpexp.watch.public import Options
 from dpexp.watch.ranks import LoopRanks
 from dpexp.watch.replay import HAS_STATE, Gradients, Narrowest, Replay
 from dpexp.watch.weights import Weighed, Weighing, loss_of_all_rows, scalar_place
@@ -75,7 +74,6 @@ class LoopStep:
     gradients: Gradients = field(default_factory=dict)
     before: update.Before | None = None
     limits: Limits = field(default_factory=lambda: Limits(0.0))
-    hidden: Difference | None = None
 
     def begin(self) -> None:
         """Compare the parameters of ranks, the outputs of each call, and what each call counts.
@@ -97,7 +95,14 @@ class LoopStep:
         if self._has_weights():
             weighing = Weighing(self.options.loss, self.options.weight, self.ranks, self.replay)
             self.weighed = weighing.weigh(self.calls, self.losses, self.counted)
-            self._check_loss(self.weighed)
+            if self.weighed.apart:
+                apart = f"(apart {self.weighed.apart:.1e})"
+                what = f"its gradient is not a multiple of that of the loss of all rows {apart}"
+                cause = (
+                    "an all_reduce or all_gather without a backward, the loop changes the loss before "
+                    "backward, or the loss of a row depends on other rows (then state weight=)"
+                )
+                self._raise("loss", what, cause)
         losses = self.calls if self.options.loss is None else self.losses
         self.loss = loss_of_all_rows(losses, self.weighed, self.ranks, self.counted)
         rows = self.ranks.all_gather(sum(int(count(ROWS, call.inputs)) for call in self.calls))
@@ -118,7 +123,10 @@ class LoopStep:
             parameters = {name: full(each).clone() for name, each in held.items()}
         self.before = update.Before.of(optimizer, held, parameters)
         own = {name: self.clipped[name] for name in held if name in self.clipped}
-        times = 1.0 if self.weighed is not None else self._scale(own)
+        times = 1.0
+        if self.weighed is None:  # the scale is the loop's: one for all gradients
+            fitted = multiple(self.found, own)
+            times = self.ranks.all_gather(1.0 if fitted is None else fitted.factors[0])[0]
         right = {name: each * times for name, each in own.items() if name in self.found or each.any()}
         if not any(bool(each.any()) for each in (*self.found.values(), *right.values())):
             self._warn("no parameter has a gradient other than zero")
@@ -247,17 +255,6 @@ class LoopStep:
         )
         self._raise("outputs", f"{failed.tensor} differs by {failed.error:.1e}", cause, failed)
 
-    def _check_loss(self, weighed: Weighed) -> None:
-        if weighed.apart:
-            what = (
-                f"its gradient is not a multiple of that of the loss of all rows (apart {weighed.apart:.1e})"
-            )
-            cause = (
-                "an all_reduce or all_gather without a backward, the loop changes the loss before backward, "
-                "or the loss of a row depends on other rows (then state weight=)"
-            )
-            self._raise("loss", what, cause)
-
     def _check_weights(self, weighed: Weighed, right: Tensors) -> None:
         """Unequal weights too small to be told from rounding, but known at the loss.
 
@@ -314,9 +311,8 @@ class LoopStep:
 
         verdict = judge(self.number, comparisons(), limits, self.ranks)
         self.errors |= worst_errors(self.errors, verdict.errors)
-        self.hidden = self.hidden or verdict.hidden
-        if verdict.failed is None and self.hidden is not None:
-            self._warn(f"rounding is too large to compare {self.hidden.kind} of '{self.hidden.tensor}'")
+        if verdict.failed is None and (hidden := verdict.hidden) is not None:
+            self._warn(f"rounding is too large to compare {hidden.kind} of '{hidden.tensor}'")
         return verdict.failed
 
     def _sum(self, draw: int | None = None) -> Gradients:
@@ -340,11 +336,6 @@ class LoopStep:
             self.was_clipped |= bool(norm > clip_norm)
         clipped = {name: each.grad for name, each in zip(gradients, held, strict=True)}
         return {name: each for name, each in clipped.items() if each is not None}
-
-    def _scale(self, right: Tensors) -> float:
-        """Without a loss the scale is the loop's: one for all gradients."""
-        fitted = multiple(self.found, right)
-        return self.ranks.all_gather(1.0 if fitted is None else fitted.factors[0])[0]
 
     def _warn(self, text: str) -> None:
         self.warnings[text] = None

@@ -65,7 +65,14 @@ def updated(
     own = {name: nn.Parameter(each.clone()) for name, each in before.parameters.items()}
     for name, each in own.items():
         each.grad = gradients[name].clone() if name in gradients else None
-    equal = _equal(optimizer, before.groups, {id(each): own[name] for name, each in held.items()})
+    equal = _copy_without_hooks(optimizer)
+    by_id = {id(each): own[name] for name, each in held.items()}
+    members = [[by_id[id(each)] for each in group["params"] if id(each) in by_id] for group in before.groups]
+    equal.param_groups = [
+        {**copy.deepcopy({**group, "params": []}), "params": each}
+        for group, each in zip(before.groups, members, strict=True)
+        if each
+    ]
     equal.state = defaultdict(
         dict, {own[name]: copy.deepcopy(kept) for name, kept in before.state.items() if kept}
     )
@@ -74,10 +81,8 @@ def updated(
     return {name: each.detach() for name, each in own.items()}
 
 
-def _equal(
-    optimizer: torch.optim.Optimizer, groups: Sequence[Mapping[str, Any]], own: Mapping[int, nn.Parameter]
-) -> Any:
-    """One like it for other parameters, without its hooks. The loop's gradients are not scaled any more."""
+def _copy_without_hooks(optimizer: torch.optim.Optimizer) -> Any:
+    """One like it. The loop's gradients are not scaled any more."""
     equal: Any = copy.copy(optimizer)
     for key, value in vars(optimizer).items():
         if key in vars(equal) or key in ("step", "grad_scale", "found_inf"):
@@ -88,11 +93,4 @@ def _equal(
                 "could step the loop's own parameters"
             )
         setattr(equal, key, value)
-    held = [[own[id(each)] for each in group["params"] if id(each) in own] for group in groups]
-    pairs = zip(groups, held, strict=True)
-    equal.param_groups = [
-        {**copy.deepcopy({**group, "params": []}), "params": each} for group, each in pairs if each
-    ]
-    for key in ("grad_scale", "found_inf"):
-        vars(equal).pop(key, None)
     return equal

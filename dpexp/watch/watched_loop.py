@@ -15,20 +15,18 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from dpexp.config.errors import ConfigError, NotComparableError, describe
 from dpexp.config.words import listed, plural
-from dpexp.strategies.modules import named_parameters
+from dpexp.parallel.data_parallel import DataParallel
+from dpexp.strategies.modules import Wrapper, named_parameters
 from dpexp.verification.compare import Difference
 from dpexp.verification.result import KINDS, row_of
 from dpexp.watch.calls import Hook, LoopCalls, ObservedLoss, full
-from dpexp.watch.explain import sampled
-from dpexp.watch.findings import FoundError, LoopFinding
-from dpexp.watch.layout import layout_of
-from dpexp.watch.options import Options
+from dpexp.watch.explain import FoundError, LoopFinding, sampled
 from dpexp.watch.program import shapes
+from dpexp.watch.public import Options
 from dpexp.watch.ranks import LoopRanks
 from dpexp.watch.recording import Recording
-from dpexp.watch.replay import Replay
+from dpexp.watch.replay import Replay, unchanged
 from dpexp.watch.step import LoopStep, digests, held_by
-from dpexp.watch.unchanged import unchanged
 
 _watched: weakref.WeakSet[WatchedLoop] = weakref.WeakSet()
 _scaler_step = torch.amp.GradScaler.step
@@ -40,13 +38,7 @@ class WatchedLoop:
     ``loss`` is the user's, observed. ``steps`` were compared, and took ``seconds`` more than unwatched ones.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        options: Options,
-        recording: Recording,
-        replay: Replay,
-    ) -> None:
+    def __init__(self, model: nn.Module, options: Options, recording: Recording, replay: Replay) -> None:
         self.loss = options.loss
         self.findings: list[LoopFinding] = []
         self.warnings: dict[str, None] = {}
@@ -82,7 +74,7 @@ class WatchedLoop:
         """
         if not isinstance(model, nn.Module):
             raise ConfigError(f"model is {type(model).__name__}, not a torch.nn.Module")
-        if found := layout_of(model):
+        if found := _layout_of(model):
             raise ConfigError(
                 f"the model is laid out already ({found}): call dpexp.watch before, on the model as written"
             )
@@ -90,8 +82,8 @@ class WatchedLoop:
         replay = Replay(model)
         return cls(model, options, Recording.begin(model, name, stated) if track else Recording(), replay)
 
-    def again(self, steps: int | None = None) -> None:
-        """Watch so many further steps, as many as before by default; every rank must call this.
+    def again(self) -> None:
+        """Watch as many further steps; every rank must call this.
 
         Raises RuntimeError while the loop is watched.
         """
@@ -100,7 +92,7 @@ class WatchedLoop:
                 f"the loop is still watched: {self.steps} of {self._wanted} steps were compared"
             )
         self._remove()
-        self._wanted = self.steps + (self._options.steps if steps is None else steps)
+        self._wanted = self.steps + self._options.steps
         self._observe()
 
     def log(self, **metrics: float) -> None:
@@ -168,7 +160,9 @@ class WatchedLoop:
         self._step, self._residue = None, {}
 
     def _forget_step(self) -> None:
-        """A step that has raised is over when the model is called again."""
+        """A step that has raised is over when the model is called again: its gradients are used up."""
+        if self._stepping is not None:
+            self._calls.end_window()
         self._stepping, self._inside = None, 0
 
     def _remove(self) -> None:
@@ -255,19 +249,8 @@ class WatchedLoop:
         ranks.meet()
         ranks.together(self._calls.check)
         calls, losses = self._calls.window
-        number, replay, residue = self.steps + 1, self._replay, self._residue
-        step = LoopStep(
-            number,
-            self._model,
-            self._options,
-            ranks,
-            replay,
-            self._errors,
-            calls,
-            losses,
-            residue,
-            self.warnings,
-        )
+        own = self._model, self._options, ranks, self._replay, self._errors
+        step = LoopStep(self.steps + 1, *own, calls, losses, self._residue, self.warnings)
         step.is_scaled = self._is_scaled
         if not self.steps:
             self._check_initial(ranks)
@@ -389,6 +372,15 @@ class WatchedLoop:
         self._recording.step(ms, step.loss, step.samples)
         self._recording.verified(self._verification())
         self._started, self._spent = now, spent
+
+
+def _layout_of(model: nn.Module) -> str:
+    """What the model, or a part of it, is wrapped in or sharded by; empty where it is as written."""
+    for part in model.modules():
+        if hasattr(part, "no_sync") or isinstance(part, nn.DataParallel | DataParallel | Wrapper):
+            return type(part).__name__
+    sharded = (name for name, each in model.named_parameters() if hasattr(each, "placements"))
+    return next((f"'{name}' is a DTensor" for name in sharded), "")
 
 
 def _refuse_closure() -> None:

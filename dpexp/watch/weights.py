@@ -72,7 +72,11 @@ class Weighing:
         else:
             expected = self._gradients(losses, shares, counted)
             apart = max(map(_set_factor, losses, expected), default=0.0)
-        self._complete(own)
+        factors_by_rank = self._ranks.all_gather([call.factor for call in own])
+        known = [each for of_rank in factors_by_rank for each in of_rank if math.isfinite(each) and each]
+        for call in own:  # a loss without a gradient has the factor of the others
+            if not (math.isfinite(call.factor) and call.factor):
+                call.factor = known[0] if known else 1.0
         if own is not calls and len(own) == len(calls):
             for call, loss in zip(calls, own, strict=True):
                 call.factor = loss.factor
@@ -88,14 +92,6 @@ class Weighing:
         weights = [each for _, of_rank, _ in chosen for each in of_rank]
         are_equal = are_alike(weights) and not are_alike(factors)
         return Weighed(factors, are_equal, shares, rule, max(of_rank for *_, of_rank in by_rank))
-
-    def _complete(self, own: Sequence[LoopCall]) -> None:
-        """A loss without a gradient has the factor of the others."""
-        by_rank = self._ranks.all_gather([call.factor for call in own])
-        known = [each for of_rank in by_rank for each in of_rank if math.isfinite(each) and each]
-        for call in own:
-            if not (math.isfinite(call.factor) and call.factor):
-                call.factor = known[0] if known else 1.0
 
     # --- what each call counts ---
 
@@ -159,7 +155,11 @@ class Weighing:
             return ranks.together(
                 lambda: [self._of([call], share)[0] for call, share in zip(losses, shares, strict=True)]
             )
-        by_rank = ranks.all_gather([_plain(call) for call in losses])
+        needed = [
+            LoopCall(devices.move(call.inputs, devices.HOST), call.order, call.autocast, wanted=call.wanted)
+            for call in losses
+        ]
+        by_rank = ranks.all_gather(needed)
         chosen = sorted(set(counted))
         together = [call for rank in chosen for call in by_rank[rank]]
         first = sum(len(by_rank[rank]) for rank in chosen if rank < counted[ranks.rank])
@@ -224,11 +224,6 @@ def _value_of(call: LoopCall) -> float:
         return float(call.value) if call.value.numel() == 1 else math.nan
     place = scalar_place(call)
     return math.nan if place is None else float(call.leaves[place])
-
-
-def _plain(call: LoopCall) -> LoopCall:
-    """What another rank needs to compute the loss of a call."""
-    return LoopCall(devices.move(call.inputs, devices.HOST), call.order, call.autocast, wanted=call.wanted)
 
 
 def _set_factor(call: LoopCall, expected: dict[int, torch.Tensor]) -> float:

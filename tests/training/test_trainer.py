@@ -1,4 +1,4 @@
-"""Trainer: what an evaluation and a tried batch leave as they found it."""
+"""Trainer: what an evaluation, a tried batch and a forward that only looks leave as they found it."""
 
 from typing import Any
 
@@ -9,6 +9,7 @@ from torch import nn
 from dpexp.config.run_config import RunConfig
 from dpexp.engine.prepare import prepare
 from dpexp.timing import Timer
+from dpexp.training.preserve import preserved
 from dpexp.training.trainer import Trainer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -32,10 +33,8 @@ def trainer(**options: Any) -> tuple[Trainer, list[Any]]:
     return prepared.trainer(placed), list(prepared.batches(0))
 
 
-@pytest.mark.parametrize("strategy", ["single", "whole"])
-def test_training_goes_on_in_training_mode_after_an_evaluation(strategy: str) -> None:
-    where: dict[str, Any] = {"whole": {"devices": "auto", "virtual": 2}}.get(strategy, {})
-    trained, (first, *_) = trainer(strategy=strategy, **where)
+def test_training_goes_on_in_training_mode_after_an_evaluation() -> None:
+    trained, (first, *_) = trainer(strategy="whole", devices="auto", virtual=2)
     outputs = trained.evaluate(first)
     assert torch.equal(trained.evaluate(first), outputs), "nothing is drawn and no statistic written"
     assert all(module.training for module in trained.placed.module.modules())
@@ -76,3 +75,55 @@ def test_autocast_is_around_the_loss_as_it_is_around_the_forward(autocast: str) 
     dtype = torch.bfloat16 if autocast else torch.float32
     assert found == [(dtype, dtype)]
     assert not torch.is_autocast_enabled("cpu")
+
+
+# --- a forward that only looks ---
+
+
+class Stateful(nn.Module):
+    """Keeps a state from batch to batch, counts its forwards, and has a table of rows of a largest norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.rnn = nn.Embedding(5, 4, max_norm=0.1), nn.LSTM(4, 4, batch_first=True)
+        self.state: Any = None
+        self.forwards = 0
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        self.forwards += 1
+        outputs, (h, c) = self.rnn(self.table(ids), self.state)
+        self.state, self.last = (h.detach(), c.detach()), outputs
+        return outputs
+
+
+class Built(nn.Module):
+    """Makes its layer in its first forward."""
+
+    layer: nn.Linear
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_built = False
+
+    def forward(self, x: torch.Tensor) -> Any:
+        if not self.is_built:
+            self.layer, self.is_built = nn.Linear(x.size(1), 2), True
+        return self.layer(x)
+
+
+def test_a_forward_leaves_no_state_no_count_and_no_scaled_rows() -> None:
+    model, ids = Stateful(), torch.arange(4).view(2, 2)
+    weight = model.table.weight.detach().clone()
+    with preserved(model):
+        model(ids)
+    assert (model.state, model.forwards, hasattr(model, "last")) == (None, 0, False)
+    assert torch.equal(model.table.weight, weight)
+
+
+def test_what_a_first_forward_has_made_stays() -> None:
+    model = Built()
+    with preserved(model):
+        model(torch.ones(1, 3))
+    layer = model.layer
+    model(torch.ones(1, 3))
+    assert model.layer is layer

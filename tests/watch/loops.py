@@ -1,20 +1,23 @@
-"""What tests of watched loops have in common: small models and data, a plain training loop, its verdict."""
+"""What tests of watched loops have in common: models and data, a training loop, and claims of how it ends."""
 
 from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 import torch
+from helpers.in_ranks import in_ranks
 from torch import distributed, nn
 from torch.nn import functional
 
 import dpexp
 from dpexp.config.errors import NotComparableError, VerificationError
+from dpexp.distributed.group import ProcessGroup
 
 watch = partial(dpexp.watch, track=False)
 mse = functional.mse_loss
@@ -46,33 +49,21 @@ class LanguageModel(nn.Module):
 
 
 def normalized() -> nn.Module:
-    return nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 4))
-
-
-def seeded(make: Callable[[], nn.Module] = MLP, seed: int = 0) -> nn.Module:
-    torch.manual_seed(seed)
-    return make()
+    return nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 4), nn.Dropout(0.2))
 
 
 def rank() -> int:
     return distributed.get_rank() if distributed.is_initialized() else 0
 
 
-def numbers(step: int, micro: int, rows: int = 6) -> tuple[torch.Tensor, torch.Tensor]:
+def numbers(step: int, micro: int, rows: int = 6, of_rank: int | None = None) -> Any:
     """Inputs (rows, 8) and targets (rows, 4), other ones on each rank."""
-    rng = torch.Generator().manual_seed(1000 * (10 * step + micro) + rank())
+    seed = 1000 * (10 * step + micro) + (rank() if of_rank is None else of_rank)
+    rng = torch.Generator().manual_seed(seed)
     return torch.randn(rows, 8, generator=rng), torch.randn(rows, 4, generator=rng)
 
 
-def alike(step: int, micro: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same inputs and targets on every rank, as tensor parallelism takes them."""
-    rng = torch.Generator().manual_seed(10 * step + micro)
-    return torch.randn(6, 8, generator=rng), torch.randn(6, 4, generator=rng)
-
-
-def tokens(
-    step: int, micro: int, ignored: int = 0, length: int = 6, of_rank: int | None = None
-) -> tuple[torch.Tensor, torch.Tensor]:
+def tokens(step: int, micro: int, ignored: int = 0, length: int = 6, of_rank: int | None = None) -> Any:
     """Ids and labels (3, length), the last labels of each row ignored."""
     seed = 1000 * (10 * step + micro) + (rank() if of_rank is None else of_rank)
     rng = torch.Generator().manual_seed(seed)
@@ -93,6 +84,14 @@ def count(labels: torch.Tensor) -> int:
 # --- loops ---
 
 
+def steps_of(optimizer: torch.optim.Optimizer, steps: int = 3) -> Iterator[int]:
+    """The steps of a loop whose body does everything between ``zero_grad`` and ``step``."""
+    for step in range(steps):
+        optimizer.zero_grad()
+        yield step
+        optimizer.step()
+
+
 def train(
     run: Any,
     model: Callable[..., Any],
@@ -102,58 +101,54 @@ def train(
     micro: int = 1,
     batch: Callable[[int, int], Any] = numbers,
     share: Callable[[int], float] | None = None,
-    during: Callable[[int], AbstractContextManager[Any]] = lambda number: nullcontext(),
-    before_step: Callable[[], Any] = lambda: None,
+    during: Callable[[Any, int], AbstractContextManager[Any]] = lambda model, number: nullcontext(),
+    before_step: Callable[[Any, Any], Any] = lambda model, optimizer: None,
 ) -> Any:
     """A plain training loop, as users write it: each step has ``micro`` backward passes.
 
     ``model`` is what the loop calls. ``share`` is what the loss of each micro-batch is multiplied by.
     """
     loss = run.loss or mse
-    for step in range(steps):
-        optimizer.zero_grad()
+    for step in steps_of(optimizer, steps):
         for number in range(micro):
             inputs, labels = batch(step, number)
-            with during(number):
+            with during(model, number):
                 (loss(model(inputs), labels) * (share(number) if share else 1 / micro)).backward()
-        before_step()
-        optimizer.step()
+        before_step(model, optimizer)
     return run
 
 
 def loop(
-    model: nn.Module,
-    *,
+    model: nn.Module | None = None,
     loss: Callable[..., torch.Tensor] | None = mse,
-    clip_norm: float | None = None,
-    clips: float | None = None,
+    *,
+    clip_norm: Any = None,
     layout: Callable[[nn.Module], Any] = lambda model: model,
     optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.AdamW,
+    after_step: Callable[[Any, Any], Any] | None = None,
     **training: Any,
 ) -> Any:
-    """Watch a model, lay it out, train it. ``clip_norm`` is what is stated, ``clips`` what the loop does."""
+    """Watch a model, lay it out, train it. ``clip_norm`` is what is stated, not what the loop does."""
+    model = MLP() if model is None else model
     run = watch(model, loss, clip_norm)
     laid_out = layout(model)
-    if clips is not None:
-        training["before_step"] = clip(laid_out, clips)
-    return train(run, laid_out, optimizer(laid_out.parameters()), **training)
+    used = optimizer(laid_out.parameters())
+    if after_step is not None:
+        used.register_step_post_hook(lambda *_: after_step(laid_out, used))
+    return train(run, laid_out, used, **training)
 
 
-def train_by(
-    terms: Callable[..., torch.Tensor],
-    make: Callable[[], nn.Module] = MLP,
-    loss: Callable[..., torch.Tensor] = mse,
-    **options: Any,
+def minimize(
+    terms: Callable[..., torch.Tensor], loss: Callable[..., torch.Tensor] = mse, **options: Any
 ) -> Any:
-    """A loop that minimizes ``terms(loss, model, step)``, as users write it who add up several."""
-    run = watch(model := make(), loss, **options)
-    for step in steps_of(sgd(model)):
-        terms(run.loss, model, step).backward()
+    """A loop that minimizes ``terms(loss, model, inputs, labels)``, as users write it who add up several."""
+    run = watch(model := MLP(), loss, **options)
+    for step in steps_of(sgd(model.parameters())):
+        terms(run.loss, model, *numbers(step, 0)).backward()
     return run
 
 
 def scaled(
-    clip_norm: float = 0.1,
     unscales: bool = True,
     is_fused: bool = False,
     overflows: bool = False,
@@ -161,7 +156,7 @@ def scaled(
     cast: Callable[[], AbstractContextManager[Any]] = nullcontext,
 ) -> Any:
     """A loop with GradScaler and clipping, of two micro-batches a step, as in PyTorch's documentation."""
-    run = watch(model := seeded(), mse, clip_norm=clip_norm)
+    run = watch(model := MLP(), mse, clip_norm=0.1)
     laid_out = layout(model)
     optimizer = torch.optim.AdamW(model.parameters(), fused=is_fused)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
@@ -175,48 +170,30 @@ def scaled(
             scaler.scale(loss).backward()
         if unscales:
             scaler.unscale_(optimizer)
-        clip(model, clip_norm)()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.1)
         scaler.step(optimizer)
         scaler.update()
     return run
 
 
-def steps_of(optimizer: torch.optim.Optimizer, steps: int = 3) -> Iterator[int]:
-    """The steps of a loop whose body does everything between ``zero_grad`` and ``step``."""
-    for step in range(steps):
-        optimizer.zero_grad()
-        yield step
-        optimizer.step()
+def sgd(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
 
 
-def sgd(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-
-
-def clip(model: nn.Module, norm: float) -> Callable[[], Any]:
-    return lambda: nn.utils.clip_grad_norm_(model.parameters(), norm)
+def clip(norm: float) -> Callable[[Any, Any], Any]:
+    return lambda model, optimizer: nn.utils.clip_grad_norm_(model.parameters(), norm)
 
 
 # --- how they end ---
 
 
-@dataclass
-class Ended:
-    """The verdict of a watched loop: the error's name and words, or neither."""
-
-    error: str
-    words: str
-    warnings: list[str]
-    steps: int
-
-    @classmethod
-    def of(cls, run: Any) -> Ended:
-        error, words = "", ""
-        try:
-            assert run.verdict() is run
-        except (VerificationError, NotComparableError) as raised:
-            error, words = type(raised).__name__, getattr(raised, "cause", str(raised))
-        return cls(error, words, list(run.warnings), run.steps)
+def ended(run: Any) -> dict[str, Any]:
+    """The verdict of a watched loop: the error's name and words, or its warnings, and how many steps."""
+    try:
+        error, words = "", "; ".join(run.verdict().warnings)
+    except (VerificationError, NotComparableError) as raised:
+        error, words = type(raised).__name__, getattr(raised, "cause", str(raised))
+    return {"error": error, "words": words, "steps": run.steps}
 
 
 @dataclass
@@ -227,28 +204,22 @@ class Claim:
     error: str
     words: tuple[str, ...]
 
-    def ended(self) -> list[Ended]:
-        """How it ends on this rank; several watches are several."""
+    def ends(self) -> list[dict[str, Any]]:
+        """How it ends on this rank: of each watch, and of an error that other ranks should not wait for."""
         torch.manual_seed(0)
-        runs = self.loop()
-        return [Ended.of(run) for run in (runs if isinstance(runs, tuple) else (runs,))]
-
-    def json(self) -> list[dict[str, Any]]:
-        """For another process, which is to see every loop, also after one that raises."""
         try:
-            every = self.ended()
-        except Exception as error:
-            every = [Ended(type(error).__name__, traceback.format_exc(), [], 0)]
-        return [asdict(each) for each in every]
+            runs = self.loop()
+        except Exception:
+            return [{"error": "raised", "words": traceback.format_exc(), "steps": 0}]
+        return [ended(run) for run in (runs if isinstance(runs, tuple) else (runs,))]
 
-    def check(self, every: list[Ended]) -> None:
+    def check(self, ends: list[dict[str, Any]]) -> None:
         """Every watch of every rank must end so."""
-        assert every
-        for ended in every:
-            assert ended.error == self.error, ended
-            assert ended.error or ended.steps, "nothing was compared"
-            shown = ended.words if self.error else " ".join(ended.warnings)
-            assert all(word in shown for word in self.words), ended
+        assert ends
+        for each in ends:
+            assert each["error"] == self.error, each
+            assert each["error"] or each["steps"], "nothing was compared"
+            assert all(word in each["words"] for word in self.words), each
 
 
 class Claims(dict[str, Claim]):
@@ -260,21 +231,32 @@ class Claims(dict[str, Claim]):
 
     def wrong(self, *cause: str, **loops: Loop) -> Callable[[Loop], Loop]:
         """It does not, and these words say why."""
-        assert cause
         return self._of("VerificationError", cause, loops)
 
     def not_comparable(self, *why: str, **loops: Loop) -> Callable[[Loop], Loop]:
         """It cannot be said, and these words say why."""
-        assert why
         return self._of("NotComparableError", why, loops)
 
     def _of(self, error: str, words: tuple[str, ...], loops: dict[str, Loop]) -> Callable[[Loop], Loop]:
-        def add(loop: Loop, name: str = "") -> Loop:
-            name = name or loop.__name__
-            assert name not in self
-            self[name] = Claim(loop, error, words)
+        assert words or not error
+
+        def add(loop: Loop) -> Loop:
+            assert loop.__name__ not in self
+            self[loop.__name__] = Claim(loop, error, words)
             return loop
 
-        for name, each in loops.items():
-            add(each, name)
+        self.update({name: Claim(each, error, words) for name, each in loops.items()})
         return add
+
+
+def check_on_two_ranks(module: str, name: str) -> None:
+    """The claim of this name in the ``claims`` of a test's module."""
+    (by_rank,) = in_ranks(2, __file__, f"ends:{module}:{name}").values()
+    import_module(module).claims[name].check([each for of_rank in by_rank for each in of_rank])
+
+
+def ends(_: ProcessGroup, word: str) -> list[dict[str, Any]]:
+    """What each rank calls."""
+    module, name = word.split(":")
+    found: list[dict[str, Any]] = import_module(module).claims[name].ends()
+    return found

@@ -11,9 +11,8 @@ from helpers.in_ranks import in_ranks
 from loops import (
     MLP,
     Claims,
-    Ended,
     LanguageModel,
-    alike,
+    check_on_two_ranks,
     clip,
     cross_entropy,
     loop,
@@ -22,8 +21,8 @@ from loops import (
     numbers,
     rank,
     scaled,
-    seeded,
     sgd,
+    steps_of,
     tokens,
     train,
     watch,
@@ -36,7 +35,6 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     RowwiseParallel,
-    SequenceParallel,
     loss_parallel,
     parallelize_module,
 )
@@ -48,23 +46,100 @@ from dpexp.distributed.group import ProcessGroup
 
 claims = Claims()
 right, wrong, not_comparable = claims.right, claims.wrong, claims.not_comparable
-
-
-def verdict(_: ProcessGroup, name: str) -> list[dict[str, Any]]:
-    """What each rank calls."""
-    return claims[name].json()
+ddp = partial(loop, layout=DistributedDataParallel)
 
 
 @pytest.mark.parametrize("name", claims)
 def test_the_verdict_of(name: str) -> None:
-    (by_rank,) = in_ranks(2, __file__, f"verdict:{name}").values()
-    claims[name].check([Ended(**each) for of_rank in by_rank for each in of_rank])
+    check_on_two_ranks(__name__, name)
 
 
-def mean_over_ranks(model: nn.Module, divisor: int = 2, skips: str = "-") -> Callable[[], None]:
+# --- models, and data ---
+
+
+def seeded(seed: int) -> nn.Module:
+    torch.manual_seed(seed)
+    return MLP()
+
+
+def alike(step: int, micro: int) -> Any:
+    """The same inputs and targets on every rank, as tensor parallelism takes them."""
+    return numbers(step, micro, of_rank=0)
+
+
+# --- DDP ---
+
+right(
+    ddp_with_a_static_graph=lambda: loop(
+        layout=partial(DistributedDataParallel, static_graph=True, gradient_as_bucket_view=True)
+    ),
+    ddp_clipped=lambda: ddp(micro=2, clip_norm=0.1, before_step=clip(0.1)),
+    ddp_with_batch_norm_and_dropout=lambda: ddp(normalized(), micro=2),
+    ddp_compiled=lambda: loop(
+        layout=lambda model: torch.compile(DistributedDataParallel(model), backend="aot_eager")
+    ),
+    ddp_of_models_with_other_seeds=lambda: ddp(seeded(rank())),
+    ddp_with_autocast_and_grad_scaler=lambda: scaled(
+        is_fused=True,
+        layout=DistributedDataParallel,
+        cast=lambda: torch.autocast("cpu", torch.bfloat16),
+    ),
+    replicate_in_place=lambda: loop(layout=lambda model: replicate(model) or model, micro=2),
+)
+right("weights", ddp_without_a_loss=lambda: ddp(loss=None))
+right("equal rows", ranks_with_equal_rows=lambda: ddp(batch=alike))
+wrong(
+    "ranks of unequal rows are averaged as if equal",
+    ddp_with_unequal_rows_on_ranks=lambda: ddp(
+        batch=lambda step, number: numbers(step, number, 4 + 3 * rank())
+    ),
+)
+wrong(
+    "differs between ranks after the step", "an optimizer of another state",
+    a_learning_rate_of_each_rank=lambda: ddp(
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1 + 0.1 * rank())
+    ),
+)  # fmt: skip
+wrong(
+    "clipped by each rank's own norm", "so ranks differ",
+    clipped_by_a_norm_of_each_rank=lambda: ddp(
+        clip_norm=0.05, before_step=lambda model, _: clip(0.05 + 0.02 * rank())(model, _)
+    ),
+)  # fmt: skip
+
+
+@right()
+def ddp_with_uneven_rows_weighted() -> Any:
+    sizes = [[4, 4, 2], [4, 4, 3]]
+    return ddp(
+        micro=3,
+        batch=lambda step, number: numbers(step, number, sizes[rank()][number]),
+        share=lambda number: 2 * sizes[rank()][number] / 21,
+    )
+
+
+@right()
+def ddp_with_tied_weights_and_other_random_numbers_on_ranks() -> Any:
+    run = watch(model := LanguageModel(is_tied=True, dropout=0.3), cross_entropy)
+    parallel = DistributedDataParallel(model)
+    torch.manual_seed(5 + rank())
+    return train(run, parallel, sgd(model.parameters()), batch=tokens, micro=2)
+
+
+@right("update was not compared")
+def the_update_of_a_zero_redundancy_optimizer() -> Any:
+    from torch.distributed.optim import ZeroRedundancyOptimizer  # which warns of torch.jit.script
+
+    return ddp(optimizer=partial(ZeroRedundancyOptimizer, optimizer_class=torch.optim.AdamW))
+
+
+# --- synchronization by hand, and without ---
+
+
+def mean_over_ranks(divisor: int = 2, skips: str = "-") -> Callable[[nn.Module, Any], None]:
     """What a user writes instead of DistributedDataParallel."""
 
-    def act() -> None:
+    def act(model: nn.Module, _: Any) -> None:
         for name, each in model.named_parameters():
             if not name.startswith(skips):
                 distributed.all_reduce(each.grad)
@@ -73,153 +148,38 @@ def mean_over_ranks(model: nn.Module, divisor: int = 2, skips: str = "-") -> Cal
     return act
 
 
-def by_hand(make: Callable[[], nn.Module] = MLP, **options: Any) -> Any:
-    """A loop that synchronizes gradients itself."""
-    training = {key: options.pop(key) for key in ("micro",) if key in options}
-    run = watch(model := seeded(make), mse)
-    return train(run, model, sgd(model), before_step=mean_over_ranks(model, **options), **training)
+def no_sync(is_left_on: Callable[[int], bool]) -> Any:
+    def during(model: Any, number: int) -> AbstractContextManager[Any]:
+        return model.no_sync() if is_left_on(number) else nullcontext()
 
+    return ddp(micro=4, during=during)
 
-# --- DDP ---
 
 right(
-    ddp=lambda: loop(seeded(), layout=DistributedDataParallel, micro=2),
-    ddp_with_a_static_graph=lambda: loop(
-        seeded(), layout=partial(DistributedDataParallel, static_graph=True, gradient_as_bucket_view=True)
-    ),
-    ddp_clipped=lambda: loop(seeded(), layout=DistributedDataParallel, micro=2, clip_norm=0.1, clips=0.1),
-    ddp_with_batch_norm=lambda: loop(seeded(normalized), layout=DistributedDataParallel, micro=2),
-    ddp_compiled=lambda: loop(
-        seeded(), layout=lambda model: torch.compile(DistributedDataParallel(model), backend="aot_eager")
-    ),
-    ddp_of_models_with_other_seeds=lambda: loop(seeded(seed=rank()), layout=DistributedDataParallel),
-    replicate_in_place=lambda: loop(seeded(), layout=lambda model: replicate(model) or model, micro=2),
-    gradients_averaged_by_hand=lambda: by_hand(micro=2),
-)
-right("weights", ddp_without_a_loss=lambda: loop(seeded(), loss=None, layout=DistributedDataParallel))
-right("equal rows", ranks_with_equal_rows=lambda: loop(seeded(), layout=DistributedDataParallel, batch=alike))
-wrong(
-    "the loss of each of 4 micro-batches is not divided by 4",
-    ddp_not_divided=lambda: loop(seeded(), layout=DistributedDataParallel, micro=4, share=lambda number: 1.0),
+    gradients_averaged_by_hand=lambda: loop(micro=2, before_step=mean_over_ranks()),
+    no_sync_until_the_last_pass=lambda: no_sync(lambda number: number < 3),
 )
 wrong(
-    "ranks of unequal rows are averaged as if equal",
-    ddp_with_unequal_rows_on_ranks=lambda: loop(
-        seeded(),
-        layout=DistributedDataParallel,
-        batch=lambda step, number: numbers(step, number, 4 + 3 * rank()),
-    ),
+    "a sum over 2 ranks instead of the mean",
+    gradients_summed_by_hand=lambda: loop(micro=3, before_step=mean_over_ranks(divisor=1)),
 )
-wrong(
-    "ranks of unequal labels", "averaged as if equal",
-    ddp_with_unequal_labels_on_ranks=lambda: loop(
-        seeded(LanguageModel),
-        loss=cross_entropy,
-        layout=DistributedDataParallel,
-        batch=lambda step, number: tokens(step, number, 1 + 3 * rank()),
-    ),
-)  # fmt: skip
-wrong(
-    "micro-batches is not divided by 2",
-    equal_rows_not_divided=lambda: loop(
-        seeded(), layout=DistributedDataParallel, micro=2, batch=alike, share=lambda number: 1.0
-    ),
-)
-wrong("a sum over 2 ranks instead of the mean", gradients_summed_by_hand=lambda: by_hand(micro=3, divisor=1))
-
-
 wrong(
     "differs between ranks before the step", "were not seeded alike",
-    models_with_other_seeds_averaged_by_hand=lambda: by_hand(lambda: seeded(seed=rank())),
+    models_with_other_seeds=lambda: loop(seeded(rank()), before_step=mean_over_ranks()),
 )  # fmt: skip
 wrong(
-    "differs between ranks after the step", "an optimizer of another state",
-    a_learning_rate_of_each_rank=lambda: loop(
-        seeded(),
-        layout=DistributedDataParallel,
-        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1 + 0.1 * rank()),
-    ),
+    "2 of 4 parameters", "'fc2.bias'", "rank 0 has the gradients of its own rows only",
+    a_part_that_is_not_synchronized=lambda: loop(before_step=mean_over_ranks(skips="fc2")),
 )  # fmt: skip
-
-
-class UsesMoreOnRank0(MLP):
-    def __init__(self) -> None:
-        super().__init__()
-        self.extra, self.uses_more = nn.Linear(8, 4), rank() == 0
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return super().forward(x) + (self.extra(x) if self.uses_more else 0)
-
-
-wrong(
-    "2 of 6 parameters", "'extra.bias'", "rank 0 has the gradients of its own rows only",
-    a_part_of_one_rank_not_synchronized=lambda: by_hand(UsesMoreOnRank0, skips="extra"),
-)  # fmt: skip
-
-
-def no_sync(is_left_on: Callable[[int], bool]) -> Any:
-    run = watch(model := seeded(), mse)
-    parallel = DistributedDataParallel(model)
-
-    def during(number: int) -> AbstractContextManager[Any]:
-        return parallel.no_sync() if is_left_on(number) else nullcontext()
-
-    return train(run, parallel, sgd(model), micro=4, during=during)
-
-
-right(no_sync_until_the_last_pass=lambda: no_sync(lambda number: number < 3))
 wrong(
     "no_sync was left on the last 3 of 4 backward passes, so ranks differ",
     no_sync_off_by_one=lambda: no_sync(lambda number: number > 0),
 )
 wrong(
-    "rank 0 has the gradients of its own rows only", "no_sync",
+    "rank 0 has the gradients of its own rows only", "no_sync", "without its wrapper",
     no_sync_on_every_pass=lambda: no_sync(lambda number: True),
+    the_module_inside_ddp_called=lambda: loop(layout=lambda model: DistributedDataParallel(model).module),
 )  # fmt: skip
-
-
-wrong(
-    "own rows only", "without its wrapper",
-    the_module_inside_ddp_called=lambda: loop(
-        seeded(), layout=lambda model: DistributedDataParallel(model).module
-    ),
-)  # fmt: skip
-
-
-@wrong("'fc1.bias'", "rank 0 has the gradients of its own rows only")
-def a_parameter_that_ddp_ignores() -> Any:
-    model = seeded()
-    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, ["fc1.bias"])
-    return loop(model, layout=DistributedDataParallel)
-
-
-wrong(
-    "own rows only",
-    ddp_cast_to_bfloat16_afterwards=lambda: loop(
-        seeded(),
-        layout=lambda model: DistributedDataParallel(model).bfloat16(),
-        batch=lambda step, number: [each.bfloat16() for each in numbers(step, number)],
-    ),
-)
-
-
-@wrong("own rows only")
-def parameters_averaged_and_not_gradients() -> Any:
-    def average(parameter: nn.Parameter) -> None:
-        distributed.all_reduce(parameter.data)
-        parameter.data /= 2
-
-    for each in (model := seeded()).parameters():
-        each.register_post_accumulate_grad_hook(average)
-    return loop(model)
-
-
-@wrong("clipped by each rank's own norm", "so ranks differ")
-def clipped_by_a_norm_of_each_rank() -> Any:
-    run = watch(model := seeded(), mse, clip_norm=0.05)
-    return train(
-        run, DistributedDataParallel(model), sgd(model), before_step=clip(model, 0.05 + 0.02 * rank())
-    )
 
 
 def mean_by_all_reduce(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -245,58 +205,9 @@ def contrastive_over_ranks(some: torch.Tensor, others: torch.Tensor) -> torch.Te
 
 wrong(
     "an all_reduce without a backward",
-    an_all_reduce_in_the_loss=lambda: loop(seeded(), loss=mean_by_all_reduce, layout=DistributedDataParallel),
-    an_all_gather_in_the_loss=lambda: loop(
-        seeded(), loss=contrastive_over_ranks, layout=DistributedDataParallel
-    ),
+    an_all_reduce_in_the_loss=lambda: ddp(loss=mean_by_all_reduce),
+    an_all_gather_in_the_loss=lambda: ddp(loss=contrastive_over_ranks),
 )
-
-
-@right()
-def ddp_with_uneven_rows_weighted() -> Any:
-    sizes = [[4, 4, 2], [4, 4, 3]]
-    return loop(
-        seeded(),
-        layout=DistributedDataParallel,
-        micro=3,
-        batch=lambda step, number: numbers(step, number, sizes[rank()][number]),
-        share=lambda number: 2 * sizes[rank()][number] / 21,
-    )
-
-
-@right()
-def ddp_with_dropout_and_other_seeds_on_ranks() -> Any:
-    run = watch(model := seeded(partial(LanguageModel, is_tied=True, dropout=0.3)), cross_entropy)
-    parallel = DistributedDataParallel(model)
-    torch.manual_seed(5 + rank())
-    return train(run, parallel, sgd(model), batch=tokens, micro=2)
-
-
-right(
-    ddp_with_autocast_and_grad_scaler=lambda: scaled(
-        is_fused=True,
-        layout=DistributedDataParallel,
-        cast=lambda: torch.autocast("cpu", torch.bfloat16),
-    )
-)
-
-
-@right("update was not compared")
-def the_update_of_a_zero_redundancy_optimizer() -> Any:
-    from torch.distributed.optim import ZeroRedundancyOptimizer  # which warns of torch.jit.script
-
-    optimizer = partial(ZeroRedundancyOptimizer, optimizer_class=torch.optim.AdamW)
-    return loop(seeded(), layout=DistributedDataParallel, optimizer=optimizer)
-
-
-@right()
-def two_watched_models_in_one_backward() -> tuple[Any, ...]:
-    first, second = seeded(), seeded(partial(MLP, 4, 8, 4), 1)
-    runs = watch(first, mse), watch(second)
-    parallel = nn.Sequential(DistributedDataParallel(first), DistributedDataParallel(second))
-    of_second = sgd(second)
-    train(runs[0], parallel, sgd(first), before_step=lambda: (of_second.step(), of_second.zero_grad()))
-    return runs
 
 
 # --- FSDP2 ---
@@ -309,68 +220,57 @@ def nested(model: nn.Module, **options: Any) -> nn.Module:
     return fully_shard(model, **options)
 
 
-bfloat16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-right(
-    fsdp=lambda: loop(seeded(), layout=fully_shard),
-    fsdp_nested=lambda: loop(seeded(), layout=nested, micro=2),
-    fsdp_clipped=lambda: loop(seeded(), layout=nested, clip_norm=0.05, clips=0.05),
-    fsdp_with_muon=lambda: loop(
-        seeded(lambda: nn.Sequential(*[nn.Linear(8, 8, bias=False), nn.Tanh(), nn.Linear(8, 4, bias=False)])),
-        layout=nested,
-        optimizer=torch.optim.Muon,
-    ),
-    fsdp_with_batch_norm_and_dropout=lambda: loop(
-        seeded(lambda: nn.Sequential(normalized(), nn.Dropout(0.2))), layout=fully_shard, micro=2
-    ),
-    fsdp_in_bfloat16=lambda: loop(
-        seeded(),
-        loss=lambda outputs, targets: mse(outputs.float(), targets),
-        layout=partial(nested, mp_policy=bfloat16),
-    ),
-)
-right("rank 0", fsdp_of_models_with_other_seeds=lambda: loop(seeded(seed=rank()), layout=fully_shard))
-not_comparable(
-    "FSDP1",
-    fsdp1=lambda: loop(
-        seeded(),
-        layout=partial(FullyShardedDataParallel, use_orig_params=True, device_id=torch.device("cpu")),
-    ),
-)
+def float_mse(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return mse(outputs.float(), targets)
 
 
 def without_sync_but(last: int) -> Any:
-    run = watch(model := seeded(), mse)
-    nested(model)
-
-    def during(number: int) -> AbstractContextManager[Any]:
+    def during(model: Any, number: int) -> AbstractContextManager[Any]:
         model.set_requires_gradient_sync(number == last)
         return nullcontext()
 
-    return train(run, model, sgd(model), micro=3, during=during)
+    return loop(layout=nested, micro=3, during=during)
 
 
-right(fsdp_synchronized_on_the_last_pass=lambda: without_sync_but(2))
+def clip_shards(model: nn.Module, _: Any) -> None:
+    shards = [each.grad.to_local() for each in model.parameters()]  # type: ignore[operator, union-attr]
+    norm = torch.stack([each.norm() for each in shards]).norm()
+    for each in shards:
+        each.mul_(min(1.0, 0.05 / float(norm)))
+
+
+bfloat16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+right(
+    fsdp_clipped=lambda: loop(layout=nested, micro=2, clip_norm=0.05, before_step=clip(0.05)),
+    fsdp_with_muon=lambda: loop(
+        nn.Sequential(nn.Linear(8, 8, bias=False), nn.Tanh(), nn.Linear(8, 4, bias=False)),
+        layout=nested,
+        optimizer=torch.optim.Muon,
+    ),
+    fsdp_with_batch_norm_and_dropout=lambda: loop(normalized(), layout=fully_shard, micro=2),
+    fsdp_in_bfloat16=lambda: loop(loss=float_mse, layout=partial(nested, mp_policy=bfloat16)),
+    fsdp_synchronized_on_the_last_pass=lambda: without_sync_but(2),
+)
+right("rank 0", fsdp_of_models_with_other_seeds=lambda: loop(seeded(rank()), layout=fully_shard))
+not_comparable(
+    "FSDP1",
+    fsdp1=lambda: loop(
+        layout=partial(FullyShardedDataParallel, use_orig_params=True, device_id=torch.device("cpu"))
+    ),
+)
 wrong("the last of 3 backward passes", fsdp_synchronized_too_early=lambda: without_sync_but(1))
-
-
-@wrong("clipped by each rank's own norm")
-def fsdp_clipped_by_the_norm_of_shards() -> Any:
-    run = watch(model := seeded(seed=1), mse, clip_norm=0.05)
-    nested(model)
-
-    def local_clip() -> None:
-        shards = [each.grad.to_local() for each in model.parameters()]
-        norm = torch.stack([each.norm() for each in shards]).norm()
-        for each in shards:
-            each.mul_(min(1.0, 0.05 / float(norm)))
-
-    return train(run, model, sgd(model), before_step=local_clip)
+wrong(
+    "clipped by each rank's own norm",
+    fsdp_clipped_by_the_norm_of_shards=lambda: loop(
+        seeded(1), layout=nested, clip_norm=0.05, before_step=clip_shards
+    ),
+)
 
 
 @wrong("trains nothing")
 def an_optimizer_made_before_fsdp() -> Any:
-    run = watch(model := seeded(), mse)
-    optimizer = sgd(model)
+    run = watch(model := MLP(), mse)
+    optimizer = sgd(model.parameters())
     return train(run, fully_shard(model), optimizer)
 
 
@@ -383,7 +283,7 @@ def fsdp_of_a_model_made_on_meta() -> Any:
     torch.manual_seed(0)
     for each in model.parameters():
         nn.init.normal_(each)
-    return train(run, model, sgd(model))
+    return train(run, model, sgd(model.parameters()))
 
 
 # --- tensor parallelism ---
@@ -393,9 +293,9 @@ def split(model: nn.Module, **plan: Any) -> nn.Module:
     return parallelize_module(model, init_device_mesh("cpu", (2,), mesh_dim_names=("tp",)), plan)
 
 
-def tensor_parallel(make: Callable[[], nn.Module] = MLP, **output: Any) -> Any:
+def tensor_parallel(model: nn.Module | None = None, **output: Any) -> Any:
     plan = {"fc1": ColwiseParallel(), "fc2": RowwiseParallel(**output)}
-    return loop(seeded(make), layout=lambda model: split(model, **plan), batch=alike)
+    return loop(model, layout=lambda model: split(model, **plan), batch=alike)
 
 
 class Drops(MLP):
@@ -409,55 +309,20 @@ wrong(
     no_all_reduce_after_a_row=lambda: tensor_parallel(output_layouts=Partial()),
 )
 not_comparable(
-    "draws other random numbers", "dropout off", dropout_between_shards=lambda: tensor_parallel(Drops)
-)
-
-
-@right()
-def sequence_parallelism() -> Any:
-    def make() -> nn.Module:
-        names = ["emb", "norm", "fc1", "act", "fc2", "head"]
-        parts = (
-            nn.Embedding(16, 8),
-            nn.LayerNorm(8),
-            nn.Linear(8, 16),
-            nn.Tanh(),
-            nn.Linear(16, 8),
-            nn.Linear(8, 16),
-        )
-        model = nn.Sequential()
-        for name, part in zip(names, parts, strict=True):
-            model.add_module(name, part)
-        return model
-
-    plan = {
-        "emb": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)),
-        "norm": SequenceParallel(),
-        "fc1": ColwiseParallel(input_layouts=Shard(1)),
-        "fc2": RowwiseParallel(output_layouts=Shard(1)),
-        "head": ColwiseParallel(input_layouts=Shard(1), output_layouts=Replicate()),
-    }
-    return loop(
-        seeded(make),
-        loss=cross_entropy,
-        layout=lambda model: split(model, **plan),
-        optimizer=partial(torch.optim.AdamW, foreach=False),
-        batch=partial(tokens, of_rank=0),
-    )
+    "draws other random numbers", "dropout off",
+    dropout_between_shards=lambda: tensor_parallel(Drops()),
+)  # fmt: skip
 
 
 @right("weights")
 def a_loss_over_shards_of_the_vocabulary() -> Any:
-    run = watch(model := seeded(LanguageModel))
+    run = watch(model := LanguageModel())
     head = ColwiseParallel(output_layouts=Shard(-1), use_local_output=False)
     split(model, fc=ColwiseParallel(output_layouts=Replicate()), head=head)
-    optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
-    for step in range(2):
-        optimizer.zero_grad()
+    for step in steps_of(torch.optim.AdamW(model.parameters(), foreach=False), 2):
         ids, labels = tokens(step, 0, of_rank=0)
         with loss_parallel():
             cross_entropy(model(ids), labels).backward()
-        optimizer.step()
     return run
 
 
@@ -465,9 +330,10 @@ def a_loss_over_shards_of_the_vocabulary() -> Any:
 
 
 def raised_on_both_ranks(_: ProcessGroup) -> dict[str, Any]:
-    run = watch(model := seeded(), mse, raises=True)
+    run = watch(model := MLP(), mse, raises=True)
+    parallel = DistributedDataParallel(model)
     try:
-        train(run, DistributedDataParallel(model), sgd(model), micro=4, share=lambda number: 1.0)
+        train(run, parallel, sgd(model.parameters()), micro=4, share=lambda number: 1.0)
     except VerificationError as error:
         return vars(error)
     return {}
@@ -483,8 +349,8 @@ def test_a_finding_is_raised_inside_the_step_of_every_rank() -> None:
 
 def one_step_more(_: ProcessGroup) -> list[Any]:
     """The first rank takes a step that the second does not."""
-    run = watch(model := seeded(), mse)
-    optimizer = sgd(model)
+    run = watch(model := MLP(), mse)
+    optimizer = sgd(model.parameters())
     train(run, DistributedDataParallel(model), optimizer, steps=1)
     before = [each.detach().clone() for each in model.parameters()]
     if rank() == 0:
@@ -494,9 +360,8 @@ def one_step_more(_: ProcessGroup) -> list[Any]:
 
 
 def test_a_rank_that_takes_a_step_more_says_so_and_trains_on() -> None:
-    (steps, note, trains_on), (others_steps, _, others_train) = in_ranks(2, __file__, "one_step_more")[
-        "one_step_more"
-    ]
+    first, (others_steps, _, others_train) = in_ranks(2, __file__, "one_step_more")["one_step_more"]
+    steps, note, trains_on = first
     assert steps == others_steps == 1
     assert "other ranks did not begin" in note
     assert (trains_on, others_train) == (True, False)

@@ -4,22 +4,29 @@ import gc
 import random
 from collections.abc import Callable
 from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import numpy
 import pytest
 import torch
 from helpers.in_ranks import in_ranks
-from loops import mse, numbers, rank, seeded, sgd, train, watch
+from loops import MLP, loop, mse, numbers, rank, sgd, train, watch
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import optimizer as hooks
 
 from dpexp import tensors
+from dpexp.config.errors import VerificationError
 from dpexp.distributed.group import ProcessGroup
 
-LAYOUTS = {"none": lambda model: model, "ddp": DistributedDataParallel, "fsdp": fully_shard}
+LAYOUTS = {
+    "none": lambda model: model,
+    "ddp": DistributedDataParallel,
+    "fsdp": fully_shard,
+    "wrapped": lambda model: nn.DataParallel(model, device_ids=[0]),
+}
 
 
 class Draws(nn.Module):
@@ -34,20 +41,33 @@ class Draws(nn.Module):
         return self.fc2(self.drop(self.norm(self.fc1(x * random.random() + numpy.random.rand()))))
 
 
-def final_state(layout: str, is_watched: bool, has_autocast: bool) -> list[str]:
-    """Digests of all that a loop leaves: parameters and buffers, optimizer state, random states."""
+class Keeps(nn.Module):
+    """A loss that keeps the mean of what it has seen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(4))
+
+    def forward(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        self.mean = 0.9 * self.mean + 0.1 * outputs.detach().mean(0)
+        return mse(outputs, targets)
+
+
+def final_state(layout: str, is_watched: bool, has_autocast: bool, device: str) -> list[str]:
+    """Digests of all that a loop leaves: parameters and buffers, optimizer state, loss, random states."""
     random.seed(rank())
     numpy.random.seed(rank())
-    model = seeded(Draws)
-    run: Any = watch(model, mse) if is_watched else type("Unwatched", (), {"loss": staticmethod(mse)})
-    laid_out, optimizer = LAYOUTS[layout](model), sgd(model)
+    torch.manual_seed(0)
+    model, keeps = Draws().to(device), Keeps().to(device)
+    run: Any = watch(model, keeps) if is_watched else SimpleNamespace(loss=keeps)
+    laid_out, optimizer = LAYOUTS[layout](model), sgd(model.parameters())
     torch.manual_seed(7 + rank())
-    scaler = torch.amp.GradScaler("cpu", enabled=has_autocast)
-    cast = torch.autocast("cpu", torch.bfloat16) if has_autocast else nullcontext()
+    scaler = torch.amp.GradScaler(device, enabled=has_autocast)
+    cast = torch.autocast(device, torch.bfloat16) if has_autocast else nullcontext()
     for step in range(6):
         optimizer.zero_grad()
         for number in range(2):
-            inputs, targets = numbers(step, number)
+            inputs, targets = (each.to(device) for each in numbers(step, number))
             with cast:
                 loss = run.loss(laid_out(inputs + random.random() + numpy.random.rand()).float(), targets)
             scaler.scale(loss / 2).backward()
@@ -56,10 +76,12 @@ def final_state(layout: str, is_watched: bool, has_autocast: bool) -> list[str]:
     if is_watched:
         assert run.verdict().steps == 4
     of_optimizer = [each for state in optimizer.state.values() for each in state.values()]
-    states = [local(each) for each in (*model.state_dict().values(), *of_optimizer)]
+    states = [local(each) for each in (*model.state_dict().values(), keeps.mean, *of_optimizer)]
     return [
         *(tensors.digest([each]) for each in states),
-        tensors.digest([torch.get_rng_state()]),
+        tensors.digest(
+            [torch.get_rng_state(), *(torch.cuda.get_rng_state_all() if device == "cuda" else [])]
+        ),
         str(random.getstate()),
         str(numpy.random.get_state()),
     ]
@@ -69,25 +91,36 @@ def local(each: Any) -> torch.Tensor:
     return each.to_local() if hasattr(each, "to_local") else each
 
 
-def is_unchanged(_: ProcessGroup | None, layout: str, has_autocast: str = "") -> bool:
-    plain, watched = (final_state(layout, is_watched, bool(has_autocast)) for is_watched in (False, True))
+def is_unchanged(_: ProcessGroup | None, case: str, device: str = "cpu") -> bool:
+    layout, has_autocast = case.removesuffix("+autocast"), case.endswith("autocast")
+    plain, watched = (final_state(layout, is_watched, has_autocast, device) for is_watched in (False, True))
     assert len(plain) > 10
     return plain == watched
 
 
 @pytest.mark.usefixtures("one_thread")
-@pytest.mark.parametrize("has_autocast", ["", "autocast"])
-def test_a_watched_loop_of_one_process_ends_with_the_same_bits(has_autocast: str) -> None:
-    assert is_unchanged(None, "none", has_autocast)
+def test_a_watched_loop_of_one_process_ends_with_the_same_bits() -> None:
+    assert is_unchanged(None, "none")
 
 
-def on_ranks(group: ProcessGroup, case: str) -> bool:
-    return is_unchanged(group, *case.split("+"))
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", ["none", "none+autocast", "wrapped"])
+def test_a_watched_loop_on_an_accelerator_ends_with_the_same_bits(case: str) -> None:
+    assert is_unchanged(None, case, "cuda")
 
 
-@pytest.mark.parametrize("case", ["ddp", "ddp+autocast", "fsdp"])
+@pytest.mark.gpu
+def test_a_wrong_loop_on_an_accelerator_is_wrong() -> None:
+    def batch(step: int, number: int) -> Any:
+        return [each.cuda() for each in numbers(step, number)]
+
+    with pytest.raises(VerificationError, match="not divided by 2"):
+        loop(MLP().cuda(), micro=2, batch=batch, share=lambda number: 1.0).verdict()
+
+
+@pytest.mark.parametrize("case", ["ddp+autocast", "fsdp"])
 def test_a_watched_loop_of_two_ranks_ends_with_the_same_bits(case: str) -> None:
-    assert in_ranks(2, __file__, f"on_ranks:{case}")[f"on_ranks:{case}"] == [True, True]
+    assert in_ranks(2, __file__, f"is_unchanged:{case}")[f"is_unchanged:{case}"] == [True, True]
 
 
 @pytest.fixture
@@ -114,17 +147,6 @@ class Other(Draws):
     pass
 
 
-@pytest.mark.usefixtures("one_thread")
-def test_nothing_is_left_after_the_steps(left_of: Any) -> None:
-    run = watch(model := Draws(), mse, steps=2)
-    assert left_of(model)
-    train(
-        run, model, sgd(model), steps=3
-    )  # the first forward of the third step removes the optimizers' hooks
-    assert left_of(model) == []
-    assert run.verdict().steps == 2
-
-
 def test_nothing_is_left_where_the_loop_raises(left_of: Any) -> None:
     model = Draws()
     with pytest.raises(KeyboardInterrupt), watch(model, mse):
@@ -135,9 +157,9 @@ def test_nothing_is_left_where_the_loop_raises(left_of: Any) -> None:
 @pytest.mark.usefixtures("one_thread")
 def test_of_two_watches_the_last_leaves_nothing(left_of: Any) -> None:
     first, second = watch(model := Draws(), mse, steps=1), watch(other := Other(), mse, steps=3)
-    train(first, model, sgd(model))
-    train(second, other, sgd(other), steps=2)
+    train(first, model, sgd(model.parameters()))
+    train(second, other, sgd(other.parameters()), steps=2)
     assert left_of(other), "the second is still watched"
-    train(second, other, sgd(other), steps=2)
+    train(second, other, sgd(other.parameters()), steps=2)
     assert left_of(model) == left_of(other) == []
     assert [run.verdict().steps for run in (first, second)] == [1, 3]

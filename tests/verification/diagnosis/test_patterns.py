@@ -1,7 +1,7 @@
 """Patterns: a difference is recognized for any shapes, shards and factors, or nothing is said about it."""
 
 import torch
-from dpexp.verification.diagnosis.found import Found, located
+from dpexp.verification.diagnosis.patterns import Found, located
 from helpers.in_ranks import in_ranks
 from hypothesis import given
 from hypothesis import strategies as st
