@@ -15,8 +15,10 @@ from dataclasses import replace
 from itertools import islice
 
 import torch
+from torch import nn
 
 from dpexp import devices, tensors
+from dpexp.copies import copied
 from dpexp.data.batch import Batch
 from dpexp.engine.prepared import Prepared
 from dpexp.engine.progress import ProgressBar
@@ -26,7 +28,7 @@ from dpexp.training.optimizers import OptimizerChoice
 from dpexp.training.trainer import Trainer
 from dpexp.verification.edge_rows import with_edge_rows
 from dpexp.verification.mode import Mode
-from dpexp.verification.own_steps import FIRST, OWN_STEPS, OwnSteps, Pairs, PlacedSteps
+from dpexp.verification.own_steps import FIRST, OWN_STEPS, OwnSteps, Pairs
 from dpexp.verification.proof import Proof
 from dpexp.verification.result import Result, entry
 from dpexp.verification.take import SEEDED_ALIKE
@@ -44,8 +46,8 @@ class Verification:
 
     def __init__(self, prepared: Prepared, journal: Journal, progress: ProgressBar) -> None:
         self._prepared, self._journal, self._progress = prepared, journal, progress
+        self._copy: tuple[nn.Module, Mode | None] | None = None
         self._own: OwnSteps | None = None
-        self._placed: PlacedSteps | None = None
         self._entry, self._notes, self._note = "first_steps", list[str](), ""
         self._first = min(FIRST, prepared.schedule.warmup)
         self._last = (1 + FIRST - self._first) * prepared.accumulate
@@ -65,35 +67,38 @@ class Verification:
         if result.cause:
             note = "; ".join([*result.notes, UNVERIFIED])
             raise result.error_of(self._prepared.strategy.name, note)
-        self._own = self._own_steps(result.mode_in_training)
+        self._copy = self._copied(), result.mode_in_training
 
     def first(self, trainer: Trainer, batches: Iterable[Batch]) -> None:
         """Compare the run's first steps, on the first of these global batches."""
-        if self._own is None:
+        if self._copy is None:
             return
-        self._placed, self._own = self._own.placed(trainer), None
-        self._record("as placed, before the first step", self._placed.as_placed())
-        result = self._placed.first(self._pairs(islice(batches, self._first)))
+        (model, mode), self._copy, prepared = self._copy, None, self._prepared
+        objective, optimizer, dtype = prepared.data.objective, prepared.optimizer, prepared.dtype
+        self._own = OwnSteps.of(model, trainer, objective, optimizer, dtype, prepared.autocast, mode)
+        result = self._own.first(self._pairs(islice(batches, self._first)))
         devices.reset_peak_memory(trainer.placed.devices)
-        self._record("in the run's own first steps", result)
+        is_placed = self._own.trial.failure is None
+        self._record(
+            "in the run's own first steps" if is_placed else "as placed, before the first step", result
+        )
 
     def last(self, number: int) -> None:
         """Compare steps from the trained state after so many, on the batches of the epoch that comes next."""
-        if self._placed is None:
+        if self._own is None:
             return
         self._entry = "last_step"
-        result = self._placed.last(self._pairs(self._after(number)))
+        result = self._own.last(self._pairs(self._after(number)))
         self._record("after the last measured step, from its state", result)
 
-    def _own_steps(self, mode: Mode | None) -> OwnSteps:
-        """``mode`` is the mode in which training mode was compared before."""
+    def _copied(self) -> nn.Module:
+        """The model before it is placed, with the rows of large tables that the compared batches use."""
         prepared, model = self._prepared, self._prepared.model
         if not prepared.strategy.needs.user_code and large_tables(model):
             first = islice(prepared.endless_batches(), self._first)
             compared = [*first, *self._after(prepared.schedule.steps)]
             model, self._notes = with_touched_rows(model, compared)
-        objective, optimizer = prepared.data.objective, prepared.optimizer
-        return OwnSteps.of(model, objective, optimizer, prepared.dtype, prepared.autocast, mode)
+        return copied(model, prepared.dtype).train(prepared.optimizer is not None)
 
     def _after(self, number: int) -> Iterator[Batch]:
         """The batches to compare after so many measured steps."""

@@ -13,6 +13,7 @@ import copy
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -20,6 +21,7 @@ import torch
 from torch import nn
 
 from dpexp import devices, tensors
+from dpexp.copies import copied
 from dpexp.data.batch import Batch
 from dpexp.data.rng import kept_globals, random_state, set_random_state
 from dpexp.strategies.placed import Placed, StepEndedError
@@ -31,7 +33,6 @@ from dpexp.verification.alone import alone
 from dpexp.verification.chunks import Chunked
 from dpexp.verification.compare import Tensors
 from dpexp.verification.mode import Mode, Switch
-from dpexp.verification.model_copy import copied, in_dtype
 from dpexp.verification.recorder import Recorder, Step, end_step
 from dpexp.verification.rounding import ExactObserver, OtherwiseRounded
 from dpexp.verification.state import State, forget
@@ -237,6 +238,11 @@ class SingleDevice:
         for name, buffer in self.trainer.buffers().items():
             if name in buffers and buffers[name].shape == buffer.shape:
                 buffer.copy_(buffers[name])
+
+
+def in_dtype(batch: Batch, dtype: torch.dtype) -> Batch:
+    """The batch in memory of its own, with floating-point inputs and targets of this type."""
+    return batch.copied().changed(partial(tensors.cast, dtype=dtype))
 
 
 class _RandomNumbers:

@@ -98,24 +98,6 @@ def test_of_a_large_table_the_touched_rows_are_compared(dpexp_home: Path) -> Non
         assert found[name]["optimizer_error"] < 1e-6
 
 
-class Counts(nn.Linear):
-    """Its outputs grow with every forward in training mode."""
-
-    forwards = 0
-
-    def __init__(self) -> None:
-        super().__init__(5, 2)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.forwards += self.training
-        return super().forward(x) * (1 + self.forwards / 10)
-
-
-def test_after_the_last_step_a_single_device_has_counted_as_many_forwards(dpexp_home: Path) -> None:
-    config = RunConfig("single", model=f"{__file__}:Counts", **STEPS)
-    assert recorded(dpexp_home, config).verification["last_step"]["passed"]
-
-
 def test_after_the_last_step_a_model_that_remembers_its_forwards_is_not_called_wrong(
     dpexp_home: Path,
 ) -> None:

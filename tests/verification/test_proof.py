@@ -15,6 +15,7 @@ import dpexp
 from dpexp import devices
 from dpexp.config.errors import ConfigError
 from dpexp.config.run_config import RunConfig
+from dpexp.copies import copied
 from dpexp.engine.prepare import prepare
 from dpexp.engine.prepared import Prepared
 from dpexp.engine.verify import batches, verify
@@ -24,7 +25,6 @@ from dpexp.strategies.base import Strategy
 from dpexp.strategies.placed import Placed, Shards
 from dpexp.strategies.registry import STRATEGIES
 from dpexp.timing import Timer
-from dpexp.verification.model_copy import copied
 from dpexp.verification.result import Result
 
 OPTIONS = {"custom": {"layout": f"{layouts.__file__}:replicated"}, "place": {"place": ["block2=cpu"]}}

@@ -17,6 +17,7 @@ import dpexp
 from dpexp import devices
 from dpexp.config.errors import NotComparableError
 from dpexp.config.run_config import RunConfig
+from dpexp.copies import copied
 from dpexp.data.objective import Objective
 from dpexp.engine.prepare import prepare
 from dpexp.strategies.placed import Placed
@@ -24,9 +25,8 @@ from dpexp.training.optimizers import OwnOptimizer
 from dpexp.training.trainer import Trainer
 from dpexp.verification.compare import Limits
 from dpexp.verification.diagnosis.locate import Locator
-from dpexp.verification.model_copy import copied, in_dtype
-from dpexp.verification.sides import FullTensors, Sides
-from dpexp.verification.single_device import SingleDevice
+from dpexp.verification.sides import Sides
+from dpexp.verification.single_device import SingleDevice, in_dtype
 from dpexp.verification.take import take_step
 from dpexp.verification.trial import Trial
 
@@ -51,7 +51,7 @@ def both_of(model: nn.Module) -> Sides:
     optimizer = OwnOptimizer(partial(torch.optim.SGD, lr=0.1))
     single = SingleDevice(copied(model, torch.float64), optimizer)
     layout = Trainer(on_host(model), objective.loss, optimizer)
-    return Sides(layout, objective, single, FullTensors(layout), Limits(1e-12))
+    return Sides(layout, objective, single, Limits(1e-12))
 
 
 def test_a_step_that_is_taken_again_draws_the_same_random_numbers() -> None:

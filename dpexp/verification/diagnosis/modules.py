@@ -18,9 +18,9 @@ from dpexp.verification.diagnosis import patterns
 from dpexp.verification.diagnosis.found import Found
 from dpexp.verification.diagnosis.gradients import BESIDE
 from dpexp.verification.diagnosis.joined_calls import Key, Outputs, joined_call, local_calls
-from dpexp.verification.failure import Failure
 from dpexp.verification.recorder import Calls, Step, widened
 from dpexp.verification.sides import Sides
+from dpexp.verification.trial import Failure
 
 
 class _Output(NamedTuple):

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 import dpexp
 from dpexp.parallel import DataParallel
-from dpexp.verification.failure import NonfiniteError
+from dpexp.verification.trial import NonfiniteError
 
 DEVICES = [torch.device("cpu", 0), torch.device("cpu", 1)]
 
