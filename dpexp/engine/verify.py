@@ -28,7 +28,7 @@ from dpexp.training.optimizers import OptimizerChoice
 from dpexp.training.trainer import Trainer
 from dpexp.verification.edge_rows import with_edge_rows
 from dpexp.verification.mode import Mode
-from dpexp.verification.own_steps import FIRST, OWN_STEPS, OwnSteps, Pairs
+from dpexp.verification.own_steps import FIRST, OwnSteps, Pairs
 from dpexp.verification.proof import Proof
 from dpexp.verification.result import Result, entry
 from dpexp.verification.take import SEEDED_ALIKE
@@ -106,7 +106,6 @@ class Verification:
         return islice(self._prepared.endless_batches(epoch), self._last)
 
     def _pairs(self, batches: Iterable[Batch]) -> Pairs:
-        """The batches with this rank's part of each."""
         return ((batch, self._prepared.part(batch)) for batch in batches)
 
     # --- the journal ---
@@ -116,10 +115,8 @@ class Verification:
         self._journal.set({f"verification.{self._entry}": result.row()})
         if SEEDED_ALIKE in result.notes and SEEDED_ALIKE not in self._note:
             self._note = "; ".join(filter(None, [SEEDED_ALIKE, self._note]))
-            self._journal.set({"verification.note": self._note})
-        if OWN_STEPS in result.gaps and OWN_STEPS not in self._gaps:
-            self._gaps = [*self._gaps, OWN_STEPS]
-            self._journal.set({"verification.gaps": self._gaps})
+        self._gaps = [*dict.fromkeys([*self._gaps, *result.gaps])]
+        self._journal.set({"verification.note": self._note, "verification.gaps": self._gaps})
         if result.cause:
             cause = f"{where}, in {self._type}: {result.cause}"
             self._journal.set({"verification.passed": False, "verification.cause": cause})

@@ -105,15 +105,14 @@ class OwnSteps:
                 if not note:
                     try:
                         trial = take_step(self.sides, trial, batch, part)
-                        if trial.failure is None and self.rows_are_apart:
-                            trial = checked_window(self.sides, trial)
                     except SingleDeviceError as raised:
                         note = f"not compared: a single device does not compute it: {raised.cause}"
-                    else:
-                        if trial.failure is not None:
-                            break
-                        continue
-                self.sides.layout.step(part)
+                if note:
+                    self.sides.layout.step(part)
+                elif trial.failure is None and self.rows_are_apart:
+                    trial = checked_window(self.sides, trial)
+                if trial.failure is not None:
+                    break
             return self._result(trial, note)
 
     def _result(self, trial: Trial, note: str) -> Result:

@@ -116,7 +116,7 @@ def _judged(sides: Sides, number: int, found: Computed, expected: Computed, comp
         if not sides.is_short or drew:
             return None
         try:
-            exact = compute(sides.single.again(torch.float64, autocast=""), None)
+            exact = compute(sides.single.again(torch.float64), None)
         except (RuntimeError, NotImplementedError, TypeError):  # of operators that have no float64
             exact = None
         return exact if all(sides.group.all_gather(exact is not None)) else None
@@ -174,9 +174,7 @@ def _by_shards(sides: Sides, wanted: Tensors, found: Tensors, before: Tensors) -
 
 def _is_same(tensor: torch.Tensor | None, before: torch.Tensor | None) -> bool:
     """Whether the single device did not write to a buffer."""
-    if tensor is None or before is None:
-        return tensor is before
-    return before.shape == tensor.shape and torch.equal(before, tensor)
+    return tensor is before or (tensor is not None and before is not None and torch.equal(before, tensor))
 
 
 def of_rank(buffers: Sequence[Tensors], group: ProcessGroup) -> Tensors:
@@ -227,7 +225,7 @@ def judged_update(sides: Sides, trial: Trial, before: BeforeUpdate) -> Trial:
     after = update(sides.single)
     left = sides.state(after.state.follows)
 
-    def comparisons() -> Iterator[tuple[Kinds, Noise]]:
+    def beside_references() -> Iterator[tuple[Kinds, Noise]]:
         found = _apart(left, after, before) | {"buffers": _buffers(sides.layout.buffers(), before, after)}
         yield found, {}
         for draw in range(DRAWS):
@@ -235,7 +233,7 @@ def judged_update(sides: Sides, trial: Trial, before: BeforeUpdate) -> Trial:
             narrowest.append(again.narrowest)
             yield found, largest([noise_of(_apart(again.state, after, before))])
 
-    verdict = judge(trial.steps, comparisons(), sides.limits, sides.group)
+    verdict = judge(trial.steps, beside_references(), sides.limits, sides.group)
     trial = replace(
         trial.judged(verdict),
         follows=after.state.follows,
@@ -257,7 +255,6 @@ def judged_update(sides: Sides, trial: Trial, before: BeforeUpdate) -> Trial:
 
 
 def _apart(found: State, after: Update, before: BeforeUpdate) -> dict[str, Mapping[str, Parts]]:
-    """How far what an optimizer has made is from what the single device's has made."""
     return {
         "parameters": parts_of(found.parameters, after.state.parameters),
         "updates": _updates(found.parameters, after, before),

@@ -122,10 +122,8 @@ class Copies:
             nature, _, dtype, why = self._probed(next(iter(types)))
             narrowed = why or f"compared in {dtype}: the layout has cast the model to it"
         layout = Trainer(placed, objective.loss, self.optimizer, group=self.group)
-        single, chunks = (
-            SingleDevice(self._copied(dtype, nature), self.optimizer),
-            Chunks.of(placed, self.group),
-        )
+        single = SingleDevice(self._copied(dtype, nature), self.optimizer)
+        chunks = Chunks.of(placed, self.group)
         negligible = max(NEGLIGIBLE[each] for each in (dtype, *mixed_precision(placed.module)))
         limits = Limits.of(dtype, torch.finfo(dtype).eps if narrowed else TOLERANCE[dtype], negligible)
         return ProofSides(
@@ -143,9 +141,7 @@ class Copies:
         return model
 
     def _probed(self, dtype: torch.dtype) -> tuple[Nature, Objective, torch.dtype, str]:
-        """What one device finds out about the model, in the first type that it computes in, and why not
-        in this one.
-        """
+        """What one device finds out about the model, in the first type that it computes in, and why so."""
         first_error, narrowed = None, ""
         while True:
             try:

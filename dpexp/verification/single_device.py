@@ -77,15 +77,13 @@ class SingleDevice:
             (p.dtype for p in self._module.parameters() if p.is_floating_point()), torch.get_default_dtype()
         )
 
-    def again(
-        self,
-        dtype: torch.dtype | None = None,
-        device: torch.device = devices.HOST,
-        autocast: str | None = None,
-    ) -> SingleDevice:
-        """Another one of the same model as it is now: what it counts by itself is not counted here."""
-        model = copied(self._module, dtype or self.dtype)
-        return SingleDevice(model, self._optimizer, self._autocast if autocast is None else autocast, device)
+    def again(self, dtype: torch.dtype | None = None, device: torch.device = devices.HOST) -> SingleDevice:
+        """Another one of the same model as it is now: what it counts by itself is not counted here.
+
+        One in another type, float64, has no mixed precision.
+        """
+        autocast = "" if dtype == torch.float64 else self._autocast
+        return SingleDevice(copied(self._module, dtype or self.dtype), self._optimizer, autocast, device)
 
     # --- a step ---
 

@@ -211,7 +211,7 @@ def _with_seeds(sides: Sides, trial: Trial, expected: Step) -> Trial:
 
 
 def _written(sides: Sides, expected: Step) -> Tensors:
-    """The layout's parameters that the forward has changed, from which the optimizer goes on."""
+    """The layout's parameters that the forward has changed: the optimizer resumes from these."""
     if not expected.wrote:
         return {}
     full = sides.layout.full_parameters()
@@ -251,5 +251,4 @@ def _shapes(step: Step) -> list[torch.Size]:
 
 
 def _without(step: Step, outputs: Collection[str]) -> Step:
-    """The step without these outputs."""
     return replace(step, outputs={n: each for n, each in step.outputs.items() if n not in outputs})

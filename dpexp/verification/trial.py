@@ -25,7 +25,7 @@ NOT_COMPARABLE = "not comparable"
 """How the note begins that names steps in which rounding would hide an error."""
 
 Window: TypeAlias = tuple[tuple[State, Batch], ...]
-"""The batches whose gradients accumulate, since the optimizer's latest step, each with the state before it."""
+"""The batches whose gradients accumulate, since the optimizer's last step, each with the state before it."""
 
 
 class SingleDeviceError(Exception):

@@ -15,7 +15,6 @@ import dpexp
 from dpexp import devices
 from dpexp.config.errors import ConfigError
 from dpexp.config.run_config import RunConfig
-from dpexp.copies import copied
 from dpexp.engine.prepare import prepare
 from dpexp.engine.prepared import Prepared
 from dpexp.engine.verify import batches, verify
@@ -63,9 +62,8 @@ def where_it_computes(prepared: Prepared) -> set[str]:
 
 
 @pytest.mark.parametrize("strategy", LAYOUTS)
-@pytest.mark.parametrize(("count", "rows"), [(2, 30), (8, 10)])
-def test_every_layout_equals_the_single_device_to_rounding(strategy: str, count: int, rows: int) -> None:
-    prepared = prepare(RunConfig(strategy, virtual=count, batch_size=rows, options=OPTIONS.get(strategy, {})))
+def test_every_layout_equals_the_single_device_to_rounding(strategy: str) -> None:
+    prepared = prepare(RunConfig(strategy, virtual=8, batch_size=10, options=OPTIONS.get(strategy, {})))
     assert len(where_it_computes(prepared)) > 1, "it would be compared with itself"
     result = check(prepared)
     assert (result.passed, result.dtype) == (True, torch.float64)
@@ -215,18 +213,6 @@ def test_a_layout_that_makes_new_parameters_refuses_hooks_by_name() -> None:
         STRATEGIES["fsdp"](config.options).prepare(Masked(), ())
 
 
-def test_a_copy_casts_floats_keeps_ties_and_shares_nothing() -> None:
-    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3), nn.BatchNorm1d(3), nn.LSTM(3, 3))
-    model[1].weight = model[0].weight
-    made = copied(model, torch.float64)
-    assert made[1].weight is made[0].weight
-    assert {tensor.dtype for tensor in made.state_dict().values()} == {torch.float64, torch.long}
-    same = copied(made, torch.float64)
-    pointers = {tensor.data_ptr() for tensor in made.state_dict().values()}
-    assert not pointers & {tensor.data_ptr() for tensor in same.state_dict().values()}
-    assert all(a is b for a, b in zip(made[3]._flat_weights, made[3].parameters(), strict=True))
-
-
 # --- the Record ---------------------------------------------------------------------------------------
 
 
@@ -265,6 +251,3 @@ def test_what_no_step_reaches_is_recorded_and_shown() -> None:
         "parameters": ["left_out.0.weight", "left_out.0.bias", "cut_off.weight", "cut_off.bias"],
     }
     assert unreached(facts).startswith("not verified: parameters left_out.0.weight, left_out.0.bias, cut_off")
-    facts = dpexp.run("single", model="transformer", **options).verification
-    assert facts["unreached"] == {"parameters": []}
-    assert unreached(facts) == ""

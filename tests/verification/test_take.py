@@ -85,11 +85,6 @@ def test_a_model_whose_gradients_are_all_zero_is_not_called_verified() -> None:
 # --- what nothing but a step changes ---------------------------------------------------------------------
 
 
-class Normalized(nn.Sequential):
-    def __init__(self) -> None:
-        super().__init__(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.Linear(8, 2))
-
-
 def acting(act: Callable[[Any], object], *, on_optimizer: bool = False) -> Callable[[nn.Module], Placed]:
     """A layout on the host that acts on its model, or on its optimizer, after each step of this optimizer."""
 
@@ -117,29 +112,10 @@ def removed_hooks() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("removed_hooks")
-@pytest.mark.parametrize(
-    ("act", "buffer"),
-    [
-        (lambda model: model[1].running_mean.mul_(0.9), "1.running_mean"),
-        (lambda model: model[1].reset_running_stats(), "1.running_mean"),
-        (lambda model: model[1].num_batches_tracked.add_(1), "1.num_batches_tracked"),
-    ],
-)
-def test_buffers_that_change_after_the_optimizer_are_found(act: Any, buffer: str) -> None:
-    cause = proof_result(Normalized(), acting(act), random_batches(12, 12, 12)).cause
-    assert f"buffers ({buffer})" in cause
-
-
-def test_buffers_that_change_between_two_steps_are_found_by_the_next() -> None:
-    model = Normalized().double()
-    sides = both_of(model)
-    batches = [in_dtype(batch, torch.float64) for batch in random_batches(8, 5)]
-    trial = take_step(sides, Trial(), batches[0], batches[0])
-    assert trial.failure is None
-    model[1].running_var.mul_(0.5)
-    failure = take_step(sides, trial, batches[1], batches[1]).failure
-    assert failure is not None
-    assert failure.text.startswith("buffer '1.running_var' is not as the step before has left it")
+def test_buffers_that_change_after_the_optimizer_are_found() -> None:
+    model = nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.Linear(8, 2))
+    wrong = acting(lambda model: model[1].num_batches_tracked.add_(1))
+    assert "buffers (1.num_batches_tracked)" in proof_result(model, wrong, random_batches(12, 12, 12)).cause
 
 
 # --- what an optimizer keeps -----------------------------------------------------------------------------
@@ -199,8 +175,10 @@ def test_what_an_optimizer_makes_in_its_first_step_is_compared_from_that_step_on
     assert found["verification"]["gaps"] == gaps
 
 
-@pytest.mark.parametrize("optimizer", ["Scheduled", "Momentum"])
-@pytest.mark.parametrize("options", [{"warmup": 0}, {"warmup": 1}, {"warmup": 4, "accumulate": 4}])
+@pytest.mark.parametrize(
+    ("optimizer", "options"),
+    [("Scheduled", {"warmup": 1}), ("Momentum", {"warmup": 4, "accumulate": 4})],
+)
 def test_an_optimizer_that_keeps_something_in_attributes_is_verified_from_any_step(
     optimizer: str, options: dict[str, int]
 ) -> None:
