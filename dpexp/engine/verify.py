@@ -23,14 +23,16 @@ from dpexp.data.batch import Batch
 from dpexp.engine.prepared import Prepared
 from dpexp.engine.progress import ProgressBar
 from dpexp.record.journal import Journal
+from dpexp.strategies.placed import Placed
 from dpexp.timing import Timer
 from dpexp.training.optimizers import OptimizerChoice
 from dpexp.training.trainer import Trainer
 from dpexp.verification.edge_rows import with_edge_rows
 from dpexp.verification.mode import Mode
 from dpexp.verification.own_steps import FIRST, OwnSteps, Pairs
-from dpexp.verification.proof import Proof
+from dpexp.verification.proof import proof_of
 from dpexp.verification.result import Result, entry
+from dpexp.verification.sides import Copies
 from dpexp.verification.take import SEEDED_ALIKE
 from dpexp.verification.touched_rows import UnknownIdError, large_tables, with_touched_rows
 
@@ -141,17 +143,12 @@ def _compared(prepared: Prepared, dtype: torch.dtype, in_full: bool = False) -> 
     if not (in_full or prepared.strategy.needs.user_code):
         model, notes = with_touched_rows(model, compared if made is None else [*compared, made])
     plain = replace(prepared.strategy, compile=False)
-    proof = Proof(
-        model,
-        lambda model: plain.place(model, used, Timer()),
-        compared,
-        prepared.data.objective,
-        _optimizer(prepared),
-        group,
-        dtype,
-        made,
-    )
-    result = proof.result()
+    objective, optimizer = prepared.data.objective, _optimizer(prepared)
+
+    def lay_out(model: nn.Module) -> Placed:
+        return plain.place(model, used, Timer())
+
+    result = proof_of(Copies(model, lay_out, compared, objective, optimizer, group, dtype, made))
     return replace(result, notes=[*result.notes, *notes, *filter(None, [prepared.note])])
 
 

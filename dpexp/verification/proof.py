@@ -52,35 +52,24 @@ NO_GRADIENT = "no parameter had a gradient other than zero, so that a wrong layo
 HIDDEN_IN_EVAL_MODE = f"{NOT_COMPARABLE}: outputs in eval mode, where rounding would hide an error"
 
 
-@dataclass(frozen=True)
-class Proof(Copies):
-    """Without an ``optimizer`` only forwards are compared.
+def proof_of(copies: Copies) -> Result:
+    """What a proof of these copies finds; every rank must call this, and gets the same result.
 
-    ``made`` is a batch of edge rows (``edge_rows``); what it shows is not among the steps of the result.
-
-    Neither the model nor the random state of the host is changed.
+    Neither the model nor the random state of the host is changed. Raises what the model raises in every type,
+    and NonfiniteError where the single device's loss is not finite.
     """
-
-    made: Batch | None = None
-
-    def result(self) -> Result:
-        """Compare; every rank must call this, and gets the same result.
-
-        Raises what the model raises in every type, and NonfiniteError where the single device's loss is not
-        finite.
-        """
-        with kept_globals(), scalars_of_replicas(), fewer_collections(self.model):
-            dtype = self.dtype
-            try:
-                both = self.both_sides()
-                dtype = both.dtype
-                return Tries(self, both, [in_dtype(each, dtype) for each in self.batches]).result()
-            except OwnGroupError as error:
-                return Result(dtype, notes=[str(error)])
-            except SingleDeviceError as error:
-                if isinstance(error.cause, OwnGroupError | HiddenStateError):
-                    return Result(dtype, notes=[str(error.cause)])
-                raise error.cause from None
+    with kept_globals(), scalars_of_replicas(), fewer_collections(copies.model):
+        dtype = copies.dtype
+        try:
+            both = copies.both_sides()
+            dtype = both.dtype
+            return Tries(copies, both, [in_dtype(each, dtype) for each in copies.batches]).result()
+        except OwnGroupError as error:
+            return Result(dtype, notes=[str(error)])
+        except SingleDeviceError as error:
+            if isinstance(error.cause, OwnGroupError | HiddenStateError):
+                return Result(dtype, notes=[str(error.cause)])
+            raise error.cause from None
 
 
 @dataclass(frozen=True)
@@ -100,13 +89,13 @@ class Try:
 class Tries:
     """The tries of a proof on its ``batches`` in the type of both sides, and which of their trials count."""
 
-    proof: Proof
+    copies: Copies
     both: ProofSides
     batches: Sequence[Batch]
 
     def result(self) -> Result:
         """The trial of rows together, and that in training mode if there is one, as one result."""
-        modes, trains, training = self.both.modes, self.proof.optimizer is not None, None
+        modes, trains, training = self.both.modes, self.copies.optimizer is not None, None
         together = checked_placed(self.both.sides, Trial())
         if modes.together is None:
             only = ": compared in training mode only" if trains else ""
@@ -119,7 +108,7 @@ class Tries:
 
     def _run(self, trial: Trial, each: Try) -> Trial:
         """The trial after these steps too, up to the first that differs. Raises SingleDeviceError."""
-        sides, group, quiet = replace(self.both.sides, mode=each.mode), self.proof.group, each.mode.quiet
+        sides, group, quiet = replace(self.both.sides, mode=each.mode), self.copies.group, each.mode.quiet
         rows_are_apart = self.both.nature.batch_norms | self.both.nature.drawing <= quiet
         self.both.switch.set(quiet)  # an evaluation leaves every module in training mode
         for number, batch in enumerate(each.batches, 1):
@@ -162,7 +151,7 @@ class Tries:
 
     def _on_edge_rows(self, trial: Trial, mode: Mode, accumulate: int) -> Trial:
         """What differs on the made batch before the optimizer, whose step might move weights too far."""
-        made, optimizers = self.proof.made, self.both.sides.layout.optimizers
+        made, optimizers = self.copies.made, self.both.sides.layout.optimizers
         if made is None:
             return trial
         batch = in_dtype(made, self.both.dtype)
@@ -175,7 +164,7 @@ class Tries:
             raise
         if after.failure is not None:
             with alone():  # targets may say how much a loss counts by, and fit other rows
-                is_mean = not no_mean_over_rows(self.proof.model, self.proof.objective, made)
+                is_mean = not no_mean_over_rows(self.copies.model, self.copies.objective, made)
             if is_mean:
                 where = "on a made batch of edge rows, "
                 return replace(after, failure=replace(after.failure, where=where))
@@ -186,7 +175,7 @@ class Tries:
 
     def _computes(self, batch: Batch, mode: Mode, reached: frozenset[str]) -> bool:
         """Whether a single device computes finite numbers, and no rank lacks a gradient that others have."""
-        sides, group = self.both.sides, self.proof.group
+        sides, group = self.both.sides, self.copies.group
         state, is_fine = sides.state(), False
         parts = {id(each): each for each in (batch, batch.part(group.rows))}.values()
         with suppress(Exception), preserved(sides.single.trainer.placed.module):  # it may count its forwards
@@ -239,12 +228,12 @@ class Tries:
     # --- the result ---
 
     def _result(self, together: Trial, training: Trial | None) -> Result:
-        sides, trial, trains = self.both.sides, training or together, self.proof.optimizer is not None
+        sides, trial, trains = self.both.sides, training or together, self.copies.optimizer is not None
         steps, in_training = together.compared, training.compared if training is not None else 0
         cause = module = ""
         if trial.failure is not None:
             why_not = undecided(sides, trial.failure)
-            located = Locator(sides, trial.failure, self.proof.model).find()
+            located = Locator(sides, trial.failure, self.copies.model).find()
             cause, module, seeds = f"in training mode, {located.text}", located.module or "", ""
             if not in_training:
                 seeds = self._of_seeds(trial.failure)
@@ -258,7 +247,7 @@ class Tries:
         notes += _of_modes(self.both, in_training) + _of_limits(self.both, worst)
         for each in filter(None, (together, training)):
             notes += uncompared(each, sides.layout, sides.single.dtype)
-        named = self.proof.model.named_parameters()
+        named = self.copies.model.named_parameters()
         unreached = [n for n, each in named if each.requires_grad and n not in trial.reached]
         return Result(
             self.both.dtype,

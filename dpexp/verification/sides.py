@@ -97,7 +97,10 @@ class ProofSides:
 
 @dataclass(frozen=True)
 class Copies:
-    """What is copied, laid out and trained: ``optimizer`` makes the optimizer of some parameters."""
+    """What is copied, laid out and trained; without an ``optimizer`` only forwards are compared.
+
+    ``made`` is a batch of edge rows (``edge_rows``); what it shows is not among the steps of the result.
+    """
 
     model: nn.Module
     lay_out: LayOut
@@ -106,6 +109,7 @@ class Copies:
     optimizer: OptimizerFactory | None = None
     group: ProcessGroup = field(default_factory=ProcessGroup)
     dtype: torch.dtype = torch.float64
+    made: Batch | None = None
 
     def both_sides(self) -> ProofSides:
         """The layout is of a copy with the modes of the model as written; every rank must call this.

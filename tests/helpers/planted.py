@@ -22,8 +22,9 @@ from dpexp.strategies.modules import Wrapper
 from dpexp.strategies.placed import GradientSync, Placed
 from dpexp.timing import Timer
 from dpexp.training.optimizers import OwnOptimizer
-from dpexp.verification.proof import Proof
+from dpexp.verification.proof import proof_of
 from dpexp.verification.result import Result
+from dpexp.verification.sides import Copies
 
 SGD = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
 Change = Callable[[nn.Module, torch.Tensor], torch.Tensor]
@@ -83,7 +84,7 @@ def proof_result(
     """The result of a proof, without an optimizer of forwards only."""
     make = OwnOptimizer(optimizer) if optimizer is not None else None
     objective = Objective.of(model, loss=loss)
-    return Proof(model, lay_out, batches, objective, make, group or ProcessGroup(), **options).result()
+    return proof_of(Copies(model, lay_out, batches, objective, make, group or ProcessGroup(), **options))
 
 
 class Changed(Wrapper):
