@@ -50,11 +50,9 @@ class Verification:
         self._prepared, self._journal, self._progress = prepared, journal, progress
         self._copy: tuple[nn.Module, Mode | None] | None = None
         self._own: OwnSteps | None = None
-        self._entry, self._notes, self._note = "first_steps", list[str](), ""
+        self._notes, self._note, self._gaps = list[str](), "", list[str]()
         self._first = min(FIRST, prepared.schedule.warmup)
         self._last = (1 + FIRST - self._first) * prepared.accumulate
-        dtype = str(prepared.dtype).removeprefix("torch.")
-        self._type = f"{dtype} under autocast to {prepared.autocast}" if prepared.autocast else dtype
 
     def before(self) -> None:
         """Compare steps of copies, before the model is placed."""
@@ -81,17 +79,15 @@ class Verification:
         result = self._own.first(self._pairs(islice(batches, self._first)))
         devices.reset_peak_memory(trainer.placed.devices)
         is_placed = self._own.trial.failure is None
-        self._record(
-            "in the run's own first steps" if is_placed else "as placed, before the first step", result
-        )
+        where = "in the run's own first steps" if is_placed else "as placed, before the first step"
+        self._record("first_steps", where, result)
 
     def last(self, number: int) -> None:
         """Compare steps from the trained state after so many, on the batches of the epoch that comes next."""
         if self._own is None:
             return
-        self._entry = "last_step"
         result = self._own.last(self._pairs(self._after(number)))
-        self._record("after the last measured step, from its state", result)
+        self._record("last_step", "after the last measured step, from its state", result)
 
     def _copied(self) -> nn.Module:
         """The model before it is placed, with the rows of large tables that the compared batches use."""
@@ -112,15 +108,17 @@ class Verification:
 
     # --- the journal ---
 
-    def _record(self, where: str, result: Result) -> None:
-        result = replace(result, notes=[*result.notes, *self._notes])
-        self._journal.set({f"verification.{self._entry}": result.row()})
+    def _record(self, name: str, where: str, result: Result) -> None:
+        row = replace(result, notes=[*result.notes, *self._notes]).row()
         if SEEDED_ALIKE in result.notes and SEEDED_ALIKE not in self._note:
             self._note = "; ".join(filter(None, [SEEDED_ALIKE, self._note]))
         self._gaps = [*dict.fromkeys([*self._gaps, *result.gaps])]
-        self._journal.set({"verification.note": self._note, "verification.gaps": self._gaps})
+        facts = {name: row, "note": self._note, "gaps": self._gaps}
+        self._journal.set({f"verification.{key}": value for key, value in facts.items()})
         if result.cause:
-            cause = f"{where}, in {self._type}: {result.cause}"
+            autocast = self._prepared.autocast
+            computed_in = f"{row['dtype']} under autocast to {autocast}" if autocast else row["dtype"]
+            cause = f"{where}, in {computed_in}: {result.cause}"
             self._journal.set({"verification.passed": False, "verification.cause": cause})
             raise result.error_of(self._prepared.strategy.name, UNVERIFIED, cause)
 

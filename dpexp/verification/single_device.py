@@ -117,8 +117,10 @@ class SingleDevice:
 
         def begin(chunk: int) -> None:
             rng.begin(state.random[chunk])
-            if from_own:
-                self._load_buffers(state.buffers[chunk])
+            for name, buffer in self.trainer.buffers().items() if from_own else ():
+                own_buffer = state.buffers[chunk].get(name)
+                if own_buffer is not None and own_buffer.shape == buffer.shape:
+                    buffer.copy_(own_buffer)
 
         with (
             kept_globals(),
@@ -231,11 +233,6 @@ class SingleDevice:
             _set(group, first)
         for group, of_layout in zip(own, chain.from_iterable(state.groups), strict=False):
             _set(group, of_layout)
-
-    def _load_buffers(self, buffers: Tensors) -> None:
-        for name, buffer in self.trainer.buffers().items():
-            if name in buffers and buffers[name].shape == buffer.shape:
-                buffer.copy_(buffers[name])
 
 
 def in_dtype(batch: Batch, dtype: torch.dtype) -> Batch:
