@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 
+from dpexp import tensors
 from dpexp.config.errors import ConfigError, describe
 from dpexp.config.words import listed
 
@@ -86,10 +87,32 @@ def copied_module(
     return made
 
 
+def copied(module: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """A deep copy whose floating-point tensors, of any shape, are cast to this type while they are copied.
+
+    Raises ConfigError where an attribute cannot be copied.
+    """
+    memo: Memo = {
+        id(tensor): _cast(tensor, dtype)
+        for tensor in (*module.parameters(), *module.buffers())
+        if type(tensor) in (nn.Parameter, Tensor) and tensor.is_leaf
+    }
+    return tensors.cast_module(copied_module(module, memo, partial(tensors.cast, dtype=dtype)), dtype)
+
+
+def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    new: Tensor = tensors.cast(tensor.detach(), dtype)
+    if new.data_ptr() == tensor.data_ptr():
+        new = new.clone()
+    if isinstance(tensor, nn.Parameter):
+        return nn.Parameter(new, tensor.requires_grad)
+    return new.requires_grad_(tensor.requires_grad)
+
+
 def check_copyable(module: nn.Module) -> None:
     """Raises what ``copied_module`` would raise; makes no copies of parameters and buffers."""
-    tensors = (*module.parameters(), *module.buffers())
-    _deep_copy(module, {id(each): each for each in tensors}, lambda tensor: tensor)
+    kept = (*module.parameters(), *module.buffers())
+    _deep_copy(module, {id(each): each for each in kept}, lambda tensor: tensor)
 
 
 def _deep_copy(module: nn.Module, memo: Memo, change: Callable[[Tensor], Tensor]) -> nn.Module:

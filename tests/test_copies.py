@@ -12,8 +12,7 @@ from torch.nn.utils import parametrizations
 
 import dpexp
 from dpexp.config.errors import ConfigError
-from dpexp.copies import copied_module
-from dpexp.verification.model_copy import copied
+from dpexp.copies import copied, copied_module
 
 ROWS = torch.randn(8, 6)
 BATCHES = [(torch.randn(8, 6), torch.randn(8, 2)) for _ in range(3)]

@@ -15,8 +15,7 @@ from dpexp.config.errors import ConfigError, describe
 from dpexp.config.words import listed, plural
 from dpexp.copies import check_copyable
 from dpexp.data.batch import Batch
-from dpexp.data.halves import no_mean_over_rows
-from dpexp.data.objective import Objective
+from dpexp.data.objective import Objective, no_mean_over_rows
 from dpexp.data.user_batch import without_target
 from dpexp.engine.prepared import Prepared
 from dpexp.engine.verify import batches

@@ -15,20 +15,24 @@ from dataclasses import replace
 from itertools import islice
 
 import torch
+from torch import nn
 
 from dpexp import devices, tensors
+from dpexp.copies import copied
 from dpexp.data.batch import Batch
 from dpexp.engine.prepared import Prepared
 from dpexp.engine.progress import ProgressBar
 from dpexp.record.journal import Journal
+from dpexp.strategies.placed import Placed
 from dpexp.timing import Timer
 from dpexp.training.optimizers import OptimizerChoice
 from dpexp.training.trainer import Trainer
 from dpexp.verification.edge_rows import with_edge_rows
 from dpexp.verification.mode import Mode
-from dpexp.verification.own_steps import FIRST, OWN_STEPS, OwnSteps, Pairs, PlacedSteps
-from dpexp.verification.proof import Proof
+from dpexp.verification.own_steps import FIRST, OwnSteps, Pairs
+from dpexp.verification.proof import proof_of
 from dpexp.verification.result import Result, entry
+from dpexp.verification.sides import Copies
 from dpexp.verification.take import SEEDED_ALIKE
 from dpexp.verification.touched_rows import UnknownIdError, large_tables, with_touched_rows
 
@@ -44,13 +48,11 @@ class Verification:
 
     def __init__(self, prepared: Prepared, journal: Journal, progress: ProgressBar) -> None:
         self._prepared, self._journal, self._progress = prepared, journal, progress
+        self._copy: tuple[nn.Module, Mode | None] | None = None
         self._own: OwnSteps | None = None
-        self._placed: PlacedSteps | None = None
-        self._entry, self._notes, self._note = "first_steps", list[str](), ""
+        self._notes, self._note, self._gaps = list[str](), "", list[str]()
         self._first = min(FIRST, prepared.schedule.warmup)
         self._last = (1 + FIRST - self._first) * prepared.accumulate
-        dtype = str(prepared.dtype).removeprefix("torch.")
-        self._type = f"{dtype} under autocast to {prepared.autocast}" if prepared.autocast else dtype
 
     def before(self) -> None:
         """Compare steps of copies, before the model is placed."""
@@ -65,35 +67,36 @@ class Verification:
         if result.cause:
             note = "; ".join([*result.notes, UNVERIFIED])
             raise result.error_of(self._prepared.strategy.name, note)
-        self._own = self._own_steps(result.mode_in_training)
+        self._copy = self._copied(), result.mode_in_training
 
     def first(self, trainer: Trainer, batches: Iterable[Batch]) -> None:
         """Compare the run's first steps, on the first of these global batches."""
-        if self._own is None:
+        if self._copy is None:
             return
-        self._placed, self._own = self._own.placed(trainer), None
-        self._record("as placed, before the first step", self._placed.as_placed())
-        result = self._placed.first(self._pairs(islice(batches, self._first)))
+        (model, mode), self._copy, prepared = self._copy, None, self._prepared
+        objective, optimizer, dtype = prepared.data.objective, prepared.optimizer, prepared.dtype
+        self._own = OwnSteps.of(model, trainer, objective, optimizer, dtype, prepared.autocast, mode)
+        result = self._own.first(self._pairs(islice(batches, self._first)))
         devices.reset_peak_memory(trainer.placed.devices)
-        self._record("in the run's own first steps", result)
+        is_placed = self._own.trial.failure is None
+        where = "in the run's own first steps" if is_placed else "as placed, before the first step"
+        self._record("first_steps", where, result)
 
     def last(self, number: int) -> None:
         """Compare steps from the trained state after so many, on the batches of the epoch that comes next."""
-        if self._placed is None:
+        if self._own is None:
             return
-        self._entry = "last_step"
-        result = self._placed.last(self._pairs(self._after(number)))
-        self._record("after the last measured step, from its state", result)
+        result = self._own.last(self._pairs(self._after(number)))
+        self._record("last_step", "after the last measured step, from its state", result)
 
-    def _own_steps(self, mode: Mode | None) -> OwnSteps:
-        """``mode`` is the mode in which training mode was compared before."""
+    def _copied(self) -> nn.Module:
+        """The model before it is placed, with the rows of large tables that the compared batches use."""
         prepared, model = self._prepared, self._prepared.model
         if not prepared.strategy.needs.user_code and large_tables(model):
             first = islice(prepared.endless_batches(), self._first)
             compared = [*first, *self._after(prepared.schedule.steps)]
             model, self._notes = with_touched_rows(model, compared)
-        objective, optimizer = prepared.data.objective, prepared.optimizer
-        return OwnSteps.of(model, objective, optimizer, prepared.dtype, prepared.autocast, mode)
+        return copied(model, prepared.dtype).train(prepared.optimizer is not None)
 
     def _after(self, number: int) -> Iterator[Batch]:
         """The batches to compare after so many measured steps."""
@@ -101,22 +104,21 @@ class Verification:
         return islice(self._prepared.endless_batches(epoch), self._last)
 
     def _pairs(self, batches: Iterable[Batch]) -> Pairs:
-        """The batches with this rank's part of each."""
         return ((batch, self._prepared.part(batch)) for batch in batches)
 
     # --- the journal ---
 
-    def _record(self, where: str, result: Result) -> None:
-        result = replace(result, notes=[*result.notes, *self._notes])
-        self._journal.set({f"verification.{self._entry}": result.row()})
+    def _record(self, name: str, where: str, result: Result) -> None:
+        row = replace(result, notes=[*result.notes, *self._notes]).row()
         if SEEDED_ALIKE in result.notes and SEEDED_ALIKE not in self._note:
             self._note = "; ".join(filter(None, [SEEDED_ALIKE, self._note]))
-            self._journal.set({"verification.note": self._note})
-        if OWN_STEPS in result.gaps and OWN_STEPS not in self._gaps:
-            self._gaps = [*self._gaps, OWN_STEPS]
-            self._journal.set({"verification.gaps": self._gaps})
+        self._gaps = [*dict.fromkeys([*self._gaps, *result.gaps])]
+        facts = {name: row, "note": self._note, "gaps": self._gaps}
+        self._journal.set({f"verification.{key}": value for key, value in facts.items()})
         if result.cause:
-            cause = f"{where}, in {self._type}: {result.cause}"
+            autocast = self._prepared.autocast
+            computed_in = f"{row['dtype']} under autocast to {autocast}" if autocast else row["dtype"]
+            cause = f"{where}, in {computed_in}: {result.cause}"
             self._journal.set({"verification.passed": False, "verification.cause": cause})
             raise result.error_of(self._prepared.strategy.name, UNVERIFIED, cause)
 
@@ -139,17 +141,12 @@ def _compared(prepared: Prepared, dtype: torch.dtype, in_full: bool = False) -> 
     if not (in_full or prepared.strategy.needs.user_code):
         model, notes = with_touched_rows(model, compared if made is None else [*compared, made])
     plain = replace(prepared.strategy, compile=False)
-    proof = Proof(
-        model,
-        lambda model: plain.place(model, used, Timer()),
-        compared,
-        prepared.data.objective,
-        _optimizer(prepared),
-        group,
-        dtype,
-        made,
-    )
-    result = proof.result()
+    objective, optimizer = prepared.data.objective, _optimizer(prepared)
+
+    def lay_out(model: nn.Module) -> Placed:
+        return plain.place(model, used, Timer())
+
+    result = proof_of(Copies(model, lay_out, compared, objective, optimizer, group, dtype, made))
     return replace(result, notes=[*result.notes, *notes, *filter(None, [prepared.note])])
 
 

@@ -7,7 +7,7 @@
     take         a step of the layout beside the expected one; each begins with the layout's own state
     trial        what takes have shown so far: errors, notes, the first failure
     try          which takes a proof makes of the copies: in which mode, on which batches
-    proof        the tries in float64, and which of their trials counts; ``own_steps`` takes those of the run
+    proof        the tries in float64, and which of their trials counts; ``own_steps`` are those of the run
     mode         which modules are in eval mode, and whether a single device computes rows together
     chunk        else: the rows of one replica or rank, with their own random numbers and batch statistics
     window       the batches whose gradients accumulate until the optimizer steps

@@ -2,40 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import torch
 from torch import nn
 
+from dpexp.copies import copied
 from dpexp.data.batch import Batch
 from dpexp.data.objective import Objective
 from dpexp.devices import without_tf32
 from dpexp.parallel.random_layers import draws_random_numbers
-from dpexp.strategies.modules import parts
 from dpexp.training.optimizers import OptimizerFactory
-from dpexp.training.preserve import is_users
 from dpexp.training.trainer import Trainer
 from dpexp.verification.checks import checked_placed, checked_state, checked_window, undecided
 from dpexp.verification.chunks import Chunks
 from dpexp.verification.compare import Limits
 from dpexp.verification.diagnosis.locate import Locator
 from dpexp.verification.diagnosis.patterns import Found
-from dpexp.verification.failure import SingleDeviceError
-from dpexp.verification.judge import worst_of_ranks
 from dpexp.verification.mode import OTHER_NUMBERS, Mode, has_batch_norm
-from dpexp.verification.model_copy import copied
 from dpexp.verification.recorder import fewer_collections
 from dpexp.verification.result import TOLERANCE, Result
 from dpexp.verification.rounding import NEGLIGIBLE
-from dpexp.verification.sides import FullTensors, Sides
+from dpexp.verification.sides import Sides
 from dpexp.verification.single_device import SingleDevice
 from dpexp.verification.state import read_by_rows
 from dpexp.verification.take import take_step
 from dpexp.verification.touched_rows import touched_rows
-from dpexp.verification.trial import Trial, uncompared
+from dpexp.verification.trial import SingleDeviceError, Trial, uncompared, worst_errors
 
 Pairs: TypeAlias = Iterable[tuple[Batch, Batch]]
 """Global batches, and the part of each that the rank computes."""
@@ -51,75 +47,47 @@ OWN_STEPS = "its own training steps"
 
 @dataclass(frozen=True)
 class OwnSteps:
-    """What is known of a run before its model is placed: a copy, with the touched ``rows`` of large tables.
-
-    ``compared`` is the mode in which training mode was compared before.
-    """
-
-    model: nn.Module
-    objective: Objective
-    optimizer: OptimizerFactory | None
-    dtype: torch.dtype
-    autocast: str = ""
-    compared: Mode | None = None
-    rows: Mapping[str, torch.Tensor] = field(default_factory=dict)
-
-    @classmethod
-    def of(
-        cls,
-        model: nn.Module,
-        objective: Objective,
-        optimizer: OptimizerFactory | None,
-        dtype: torch.dtype,
-        autocast: str = "",
-        compared: Mode | None = None,
-    ) -> OwnSteps:
-        """Those of a model, which may change afterwards."""
-        kept, rows = copied(model, dtype).train(optimizer is not None), touched_rows(model)
-        return cls(kept, objective, optimizer, dtype, autocast, compared, rows)
-
-    def placed(self, trainer: Trainer) -> PlacedSteps:
-        """The steps of the run's trainer; every rank must call this, before any step."""
-        layout = read_by_rows(trainer, self.rows)
-        chunks = Chunks.of(layout.placed, trainer.group)
-        mode, why_not = own_mode(self.model, chunks, layout, self.compared)
-        tolerance, negligible = base_tolerance(self.dtype, self.autocast)
-        sides = Sides(
-            layout,
-            self.objective,
-            SingleDevice(copied(self.model, self.dtype), self.optimizer, self.autocast),
-            FullTensors(layout),
-            Limits.of(self.dtype, tolerance, negligible),
-            chunks,
-            mode,
-            is_short=self.dtype != torch.float64 or bool(self.autocast),
-        )
-        note = f"not compared: {why_not}" if why_not else ""
-        rows_are_apart = not (self.autocast or draws_random_numbers(self.model) or has_batch_norm(self.model))
-        placed = checked_placed(sides, Trial())
-        return PlacedSteps(sides, self.model, placed, note, _counts(trainer), rows_are_apart)
-
-
-@dataclass(frozen=True)
-class PlacedSteps:
     """Steps of a run beside a single device. A ``note`` says why they cannot be compared.
 
-    ``trial`` is what the model as placed has shown, and ``counts`` are numbers in attributes of its modules.
+    ``trial`` is what the ``model`` as placed has shown.
     """
 
     sides: Sides
     model: nn.Module
     trial: Trial
     note: str
-    counts: Mapping[str, int | float]
     rows_are_apart: bool
 
-    def as_placed(self) -> Result:
-        """The model as placed, before any step."""
-        return self._result(self.trial, self.note)
+    @classmethod
+    def of(
+        cls,
+        model: nn.Module,
+        trainer: Trainer,
+        objective: Objective,
+        optimizer: OptimizerFactory | None,
+        dtype: torch.dtype,
+        autocast: str = "",
+        compared: Mode | None = None,
+    ) -> OwnSteps:
+        """Those of the run's trainer; every rank must call this, before any step.
+
+        ``model`` is a copy from before it was placed, in the run's type, which may have the touched rows of
+        large tables. ``compared`` is the mode in which training mode was compared before.
+        """
+        single = SingleDevice(copied(model, dtype), optimizer, autocast)
+        layout = read_by_rows(trainer, touched_rows(model))
+        chunks = Chunks.of(layout.placed, trainer.group)
+        mode, why_not = _own_mode(model, chunks, layout, compared)
+        limits, is_short = Limits.of(dtype, *base_tolerance(dtype, autocast)), dtype != torch.float64
+        sides = Sides(layout, objective, single, limits, chunks, mode, is_short or bool(autocast))
+        note = f"not compared: {why_not}" if why_not else ""
+        rows_are_apart = not (autocast or draws_random_numbers(model) or has_batch_norm(model))
+        return cls(sides, model, checked_placed(sides, Trial()), note, rows_are_apart)
 
     def first(self, pairs: Pairs) -> Result:
-        """The run's step on each of its parts of the global batches."""
+        """The run's step on each of its parts of the global batches, if the model as placed is right."""
+        if self.trial.failure is not None:
+            return self._result(self.trial, self.note)
         return self._taken(self.trial, pairs)
 
     def last(self, pairs: Pairs) -> Result:
@@ -127,19 +95,9 @@ class PlacedSteps:
         trial, _ = checked_state(self.sides, Trial())
         if trial.failure is not None:
             return self._result(trial, self.note)
-        self._count_as_layout()
         optimizers = self.sides.layout.optimizers
         with optimizers.restarted() if optimizers is not None else nullcontext():
             return self._taken(trial, pairs)
-
-    def _count_as_layout(self) -> None:
-        """Give the single device the numbers that modules of the layout have counted in all steps so far."""
-        layout, single = self.sides.layout, self.sides.single.trainer
-        counted = {at: number for at, number in _counts(layout).items() if self.counts.get(at) != number}
-        counted = layout.group.complete(counted)
-        for part in parts(single.placed.module):
-            for key, own in vars(part.module).items():
-                vars(part.module)[key] = counted.get(f"{part.name}: {key}", own)
 
     def _taken(self, trial: Trial, pairs: Pairs) -> Result:
         note = self.note
@@ -148,15 +106,14 @@ class PlacedSteps:
                 if not note:
                     try:
                         trial = take_step(self.sides, trial, batch, part)
-                        if trial.failure is None and self.rows_are_apart:
-                            trial = checked_window(self.sides, trial)
                     except SingleDeviceError as raised:
                         note = f"not compared: a single device does not compute it: {raised.cause}"
-                    else:
-                        if trial.failure is not None:
-                            break
-                        continue
-                self.sides.layout.step(part)
+                if note:
+                    self.sides.layout.step(part)
+                elif trial.failure is None and self.rows_are_apart:
+                    trial = checked_window(self.sides, trial)
+                if trial.failure is not None:
+                    break
             return self._result(trial, note)
 
     def _result(self, trial: Trial, note: str) -> Result:
@@ -169,7 +126,7 @@ class PlacedSteps:
         return Result(
             usual,
             0 if note else trial.compared,
-            worst_of_ranks(trial.errors, sides.group),
+            worst_errors(*sides.group.all_gather(dict(trial.errors))),
             [note] if note else [*uncompared(trial, sides.layout, usual), *trial.notes],
             failure.worst if failure is not None else None,
             located.text,
@@ -178,18 +135,7 @@ class PlacedSteps:
         )
 
 
-def _counts(trainer: Trainer) -> dict[str, int | float]:
-    """The numbers in attributes of the user's modules, as ``module: attribute``."""
-    return {
-        f"{part.name}: {key}": number
-        for part in parts(trainer.placed.module)
-        if is_users(part.module)
-        for key, number in vars(part.module).items()
-        if type(number) in (int, float)
-    }
-
-
-def own_mode(model: nn.Module, chunks: Chunks, layout: Trainer, compared: Mode | None) -> tuple[Mode, str]:
+def _own_mode(model: nn.Module, chunks: Chunks, layout: Trainer, compared: Mode | None) -> tuple[Mode, str]:
     """How a single device computes what the run does in training mode, and why it cannot be compared.
 
     What a user's layout does by definition is that of the mode in which it was compared.

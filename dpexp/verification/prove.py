@@ -22,8 +22,9 @@ from dpexp.strategies.custom import Parallelize, check_parameters, lay_out
 from dpexp.strategies.placed import Placed
 from dpexp.timing import Timer
 from dpexp.training.optimizers import OwnOptimizer
-from dpexp.verification.proof import Proof
+from dpexp.verification.proof import proof_of
 from dpexp.verification.result import Result
+from dpexp.verification.sides import Copies
 
 
 def prove(
@@ -72,7 +73,7 @@ def prove(
         for batch in global_batches:
             batch.check_rows(group.dp_size * max(1, len(used)))
         make = OwnOptimizer(optimizer or partial(torch.optim.SGD, lr=0.01), accumulate)
-        result = Proof(model, laid_out, global_batches, objective, make, group).result()
+        result = proof_of(Copies(model, laid_out, global_batches, objective, make, group))
     if result.passed is None:
         raise NotComparableError(f"prove: nothing could be compared: {'; '.join(result.notes)}")
     if not result.passed:

@@ -13,6 +13,7 @@ import copy
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -20,6 +21,7 @@ import torch
 from torch import nn
 
 from dpexp import devices, tensors
+from dpexp.copies import copied
 from dpexp.data.batch import Batch
 from dpexp.data.rng import kept_globals, random_state, set_random_state
 from dpexp.strategies.placed import Placed, StepEndedError
@@ -31,7 +33,6 @@ from dpexp.verification.alone import alone
 from dpexp.verification.chunks import Chunked
 from dpexp.verification.compare import Tensors
 from dpexp.verification.mode import Mode, Switch
-from dpexp.verification.model_copy import copied, in_dtype
 from dpexp.verification.recorder import Recorder, Step, end_step
 from dpexp.verification.rounding import ExactObserver, OtherwiseRounded
 from dpexp.verification.state import State, forget
@@ -76,15 +77,13 @@ class SingleDevice:
             (p.dtype for p in self._module.parameters() if p.is_floating_point()), torch.get_default_dtype()
         )
 
-    def again(
-        self,
-        dtype: torch.dtype | None = None,
-        device: torch.device = devices.HOST,
-        autocast: str | None = None,
-    ) -> SingleDevice:
-        """Another one of the same model as it is now: what it counts by itself is not counted here."""
-        model = copied(self._module, dtype or self.dtype)
-        return SingleDevice(model, self._optimizer, self._autocast if autocast is None else autocast, device)
+    def again(self, dtype: torch.dtype | None = None, device: torch.device = devices.HOST) -> SingleDevice:
+        """Another one of the same model as it is now: what it counts by itself is not counted here.
+
+        One in another type, float64, has no mixed precision.
+        """
+        autocast = "" if dtype == torch.float64 else self._autocast
+        return SingleDevice(copied(self._module, dtype or self.dtype), self._optimizer, autocast, device)
 
     # --- a step ---
 
@@ -118,8 +117,10 @@ class SingleDevice:
 
         def begin(chunk: int) -> None:
             rng.begin(state.random[chunk])
-            if from_own:
-                self._load_buffers(state.buffers[chunk])
+            for name, buffer in self.trainer.buffers().items() if from_own else ():
+                own_buffer = state.buffers[chunk].get(name)
+                if own_buffer is not None and own_buffer.shape == buffer.shape:
+                    buffer.copy_(own_buffer)
 
         with (
             kept_globals(),
@@ -233,10 +234,10 @@ class SingleDevice:
         for group, of_layout in zip(own, chain.from_iterable(state.groups), strict=False):
             _set(group, of_layout)
 
-    def _load_buffers(self, buffers: Tensors) -> None:
-        for name, buffer in self.trainer.buffers().items():
-            if name in buffers and buffers[name].shape == buffer.shape:
-                buffer.copy_(buffers[name])
+
+def in_dtype(batch: Batch, dtype: torch.dtype) -> Batch:
+    """The batch in memory of its own, with floating-point inputs and targets of this type."""
+    return batch.copied().changed(partial(tensors.cast, dtype=dtype))
 
 
 class _RandomNumbers:

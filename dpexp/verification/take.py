@@ -3,7 +3,7 @@
     _begin      state      that of the layout, gathered from all ranks
                 expected   single.step(state, batch)
     _computed   found      outputs, loss, gradients and buffers of the layout, before its optimizer
-    _updated               parameters and optimizer beside single.update(state, the layout's gradients)
+                update     parameters and optimizer beside single.update(state, the layout's gradients)
 
     over a limit: the single device again, its last bits moved, before it is called wrong     references
 
@@ -17,10 +17,11 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 
+from dpexp import devices
 from dpexp.data.batch import Batch
 from dpexp.data.rng import kept_globals, random_state, set_random_state
 from dpexp.parallel.parallel_apply import intra_op_threads
@@ -28,15 +29,12 @@ from dpexp.strategies.placed import StepEndedError
 from dpexp.training.optimizer_state import HiddenStateError
 from dpexp.verification.checks import checked_state
 from dpexp.verification.compare import Tensors, magnitude, parts_of
-from dpexp.verification.failure import Failure, NonfiniteError, SingleDeviceError
 from dpexp.verification.gathered_outputs import gathered_outputs, scalars_apart
-from dpexp.verification.judge import judge
 from dpexp.verification.recorder import Recorder, Step, end_step
-from dpexp.verification.references import judged_outputs, judged_step
+from dpexp.verification.references import BeforeUpdate, judged_outputs, judged_step, judged_update
 from dpexp.verification.sides import Sides
-from dpexp.verification.trial import Trial
-from dpexp.verification.updates import BeforeUpdate, judged_update
-from dpexp.verification.window import Window
+from dpexp.verification.state import State
+from dpexp.verification.trial import Failure, NonfiniteError, SingleDeviceError, Trial, Window, judge
 
 CLIPS = (0.5, 2.0)
 """Multiples of the norm of the gradients to clip by: with one of them they are scaled, with the other not."""
@@ -47,26 +45,13 @@ SEEDED_ALIKE = (
 """The note about ranks whose generators have the same state after a step in which they drew."""
 
 
-@dataclass(frozen=True)
-class Expected:
-    """What a single device computes from the layout's state, before the layout's step on the batch.
-
-    The latest of the ``window`` are this state and batch. ``threads`` are those with which it has computed:
-    their number can change bits.
-    """
-
-    window: Window
-    step: Step
-    threads: int
-
-
 def take_step(sides: Sides, trial: Trial, batch: Batch, part: Batch, *, updates: bool = True) -> Trial:
     """The layout's step on its part of a global batch, as a take; ``updates``: with its optimizer's.
 
     Every rank must call this. Raises SingleDeviceError, what the layout raises, and RuntimeError for a step
     that does not report to its observer.
     """
-    layout = sides.layout
+    layout, threads = sides.layout, torch.get_num_threads()  # their number can change bits
     trial, expected = _begin(sides, replace(trial, rows=(*trial.rows, batch.rows)), batch)
     if expected is None:
         return trial
@@ -74,20 +59,21 @@ def take_step(sides: Sides, trial: Trial, batch: Batch, part: Batch, *, updates:
 
     def compare() -> None:
         nonlocal trial, before
-        trial, before = _computed(sides, trial, expected, recorder.step, part)
+        with intra_op_threads(threads):
+            trial, before = _computed(sides, trial, expected, recorder.step, part)
         if trial.failure is not None or not updates:
             raise StepEndedError
 
     recorder = Recorder(layout, bool(part.rows), compare, with_loss=True)
     try:
-        with recorder.hooks() if sides.records else nullcontext():
+        with recorder.hooks() if sides.are_copies else nullcontext():
             layout.step(part.copied(), recorder)
     except StepEndedError:
         if trial.failure is None:
             return replace(trial, state=None)  # a forward may have counted
-        return trial if sides.records else _with_calls(sides, trial, expected, part)
+        return trial if sides.are_copies else _with_calls(sides, trial, trial.failure, part)
     except Exception:
-        shapes, wanted = _shapes(recorder.step), _shapes(expected.step)
+        shapes, wanted = _shapes(recorder.step), _shapes(expected)
         if recorder.is_complete or sides.group.size > 1 or not shapes or shapes == wanted:
             raise
         trial, _ = _computed(sides, trial, expected, recorder.step, part)  # the loss refuses these outputs
@@ -113,12 +99,12 @@ def take_evaluation(sides: Sides, trial: Trial, batch: Batch) -> Trial:
     trial, state = checked_state(sides, replace(trial, rows=(*trial.rows, batch.rows)))
     if trial.failure is not None:
         return trial
-    expected = sides.single.evaluate(state, batch, sides.mode.on_all_rows, hooks=sides.records)
+    expected = sides.single.evaluate(state, batch, sides.mode.on_all_rows, hooks=True)
     trial = replace(trial, state=None)  # a forward in eval mode may write to buffers, and to rows of a table
     if expected.drew:
         return trial
     recorder = Recorder(sides.layout, True, lambda: None)
-    with recorder.hooks() if sides.records else nullcontext():
+    with recorder.hooks():
         outputs = sides.layout.evaluate(batch.copied())
     recorder.forward_ended(outputs)
     scalars = [name for name, output in expected.outputs.items() if not output.dim()]
@@ -134,16 +120,15 @@ def take_evaluation(sides: Sides, trial: Trial, batch: Batch) -> Trial:
     return replace(trial, failure=failure)
 
 
-def _begin(sides: Sides, trial: Trial, batch: Batch) -> tuple[Trial, Expected | None]:
+def _begin(sides: Sides, trial: Trial, batch: Batch) -> tuple[Trial, Step | None]:
     """What is expected of the layout's step on the batch; nothing if its state is wrong."""
     trial, state = checked_state(sides, trial)
     if trial.failure is not None:
         return trial, None
-    window = trial.window.followed_by(state, batch, trial.gradients)
-    threads = torch.get_num_threads()
+    window = _followed(trial.window, state, batch, trial.gradients)
     try:
-        step = sides.single.step(window.state, batch, sides.mode, hooks=sides.records)
-        if sides.records and step.loss is not None and not math.isfinite(step.loss):
+        step = sides.single.step(window[-1][0], batch, sides.mode, hooks=sides.are_copies)
+        if sides.are_copies and step.loss is not None and not math.isfinite(step.loss):
             advice = ": try a smaller learning rate" if trial.steps > 1 else ""
             raise NonfiniteError(f"the loss of a single device is {step.loss} in step {trial.steps}{advice}")
     except Exception as error:  # of any kind: it is the user's model
@@ -153,37 +138,48 @@ def _begin(sides: Sides, trial: Trial, batch: Batch) -> tuple[Trial, Expected | 
     if step.stores and sides.is_split and sides.mode.chunks is not None:
         raise SingleDeviceError(RuntimeError("its loss reads what the forward of one shard has stored"))
     by_shards = trial.by_shards | (step.wrote.keys() if sides.is_split else set())
-    trial = replace(trial, by_shards=by_shards, window=window, gradients=step.gradients)
-    return trial, Expected(window, step, threads)
+    return replace(trial, by_shards=by_shards, window=window, gradients=step.gradients), step
+
+
+def _followed(window: Window, state: State, batch: Batch, gradients: Tensors) -> Window:
+    """With one batch more; ``gradients`` are a single device's so far.
+
+    What no update changes between batches is in memory once.
+    """
+    if not state.batches or not window:
+        return (*(window if state.batches else ()), (state, batch))
+    first = window[0][0]
+    same = {n: each for n, each in first.parameters.items() if torch.equal(each, state.parameters[n])}
+    parameters = {**state.parameters, **same}
+    state = replace(state, parameters=parameters, optimizer=first.optimizer, gradients=gradients)
+    return (*((replace(each, gradients={}), earlier) for each, earlier in window), (state, batch))
 
 
 def _computed(
-    sides: Sides, trial: Trial, expected: Expected, step: Step, part: Batch
+    sides: Sides, trial: Trial, expected: Step, step: Step, part: Batch
 ) -> tuple[Trial, BeforeUpdate]:
     """Judge what the layout has computed of its part of the batch, before its optimizer."""
-    trial, random, window = _with_seeds(sides, trial, expected.step), random_state(), expected.window
-    with kept_globals(), intra_op_threads(expected.threads):
-        found, wanted, notes = _combined(sides, step, expected.step, part, trial.steps)
-        buffers = sides.full.buffers()
-        of_part = buffers if part.rows else None
-        verdict, by_shards = judged_step(sides, trial.steps, found, wanted, window, of_part)
+    trial, random, (state, batch) = _with_seeds(sides, trial, expected), random_state(), trial.window[-1]
+    with kept_globals():
+        found, expected, notes = _combined(sides, step, expected, part, trial.steps)
+        buffers = sides.completed(sides.layout.buffers())
+        verdict, by_shards = judged_step(sides, trial, found, expected, buffers if part.rows else None)
         trial = trial.noted(*notes).judged(verdict)
         trial = replace(trial, by_shards=trial.by_shards | by_shards)
-        wrote = _written(sides, wanted) if verdict.failed is None else {}
+        wrote = _written(sides, expected) if verdict.failed is None else {}
         if wrote:
-            compared = {name: wanted.wrote[name] for name in wrote if name not in trial.by_shards}
+            compared = {name: expected.wrote[name] for name in wrote if name not in trial.by_shards}
             kinds = {"parameters": parts_of({name: wrote[name] for name in compared}, compared)}
             verdict = judge(trial.steps, [(kinds, {})], sides.limits, sides.group)
             trial = trial.judged(verdict)
         own_buffers = {name: each.clone() for name, each in sides.layout.buffers().items()}
-    state = replace(window.state, parameters={**window.state.parameters, **wrote})
     if verdict.failed is not None:
-        batch, limits = window.batch, verdict.limits
-        failure = Failure(verdict.failed, batch, found, wanted, "", limits, sides.mode, window.state)
+        failure = Failure(verdict.failed, batch, found, expected, "", verdict.limits, sides.mode, state)
         trial = replace(trial, failure=failure)
-    elif sides.clips:
+    elif sides.are_copies:
         _clip(sides, found.gradients, trial.steps)
-    return trial, BeforeUpdate(state, found, wanted, own_buffers, random)
+    state = replace(state, parameters={**state.parameters, **wrote})
+    return trial, BeforeUpdate(state, found, expected, own_buffers, random)
 
 
 def _combined(
@@ -198,7 +194,7 @@ def _combined(
     of_shards = vectors if group.dp_size == 1 else [*expected.outputs]
     found = replace(found, outputs=gathered_outputs(found, expected, part, objective, group))
     apart = scalars_apart(found, expected, of_shards, sides.limits, number)
-    found = replace(found, gradients=sides.full.completed(found.gradients))
+    found = replace(found, gradients=sides.completed(found.gradients))
     if found.loss is not None:
         by_dp_rank = group.one_of_each_dp_rank(group.all_gather([found.loss, part.weight]))
         found = replace(found, loss=math.fsum(loss * weight for loss, weight in by_dp_rank if weight))
@@ -215,8 +211,11 @@ def _with_seeds(sides: Sides, trial: Trial, expected: Step) -> Trial:
 
 
 def _written(sides: Sides, expected: Step) -> Tensors:
-    """The layout's parameters that the forward has changed, from which the optimizer goes on."""
-    now = sides.full.parameters() if expected.wrote else {}
+    """The layout's parameters that the forward has changed: the optimizer resumes from these."""
+    if not expected.wrote:
+        return {}
+    full = sides.layout.full_parameters()
+    now = sides.completed({name: each.to(devices.HOST, copy=True) for name, each in full.items()})
     return {name: now[name] for name in expected.wrote if name in now}
 
 
@@ -229,21 +228,21 @@ def _clip(sides: Sides, gradients: Tensors, number: int) -> None:
         optimizers.clip_norm = CLIPS[update % len(CLIPS)] * norm / optimizers.accumulate
 
 
-def _with_calls(sides: Sides, trial: Trial, expected: Expected, part: Batch) -> Trial:
+def _with_calls(sides: Sides, trial: Trial, failure: Failure, part: Batch) -> Trial:
     """Take the step again with hooks, which it has not had, and add what they record to the failure."""
-    failure, state = trial.failure, expected.window.state
-    if failure is None or failure.worst.kind == "buffers":
+    state, batch = trial.window[-1]
+    if failure.worst.kind == "buffers":
         return trial
     sides.layout.clear()
     with suppress(Exception):  # of any kind: what has failed is known
-        again = sides.single.step(state, expected.window.batch, sides.mode, hooks=True)
+        again = sides.single.step(state, batch, sides.mode, hooks=True)
         recorder = Recorder(sides.layout, bool(part.rows), end_step, with_loss=True)
         with kept_globals(), recorder.hooks(order=True), suppress(StepEndedError):
             set_random_state(state.random[sides.group.dp_rank])
             sides.layout.step(part.copied(), recorder)
         found = replace(failure.found, calls=recorder.step.calls)
-        of_single = replace(failure.expected, calls=again.calls, modules=again.modules, order=again.order)
-        return replace(trial, failure=replace(failure, found=found, expected=of_single))
+        expected = replace(failure.expected, calls=again.calls, modules=again.modules, order=again.order)
+        return replace(trial, failure=replace(failure, found=found, expected=expected))
     return trial
 
 
@@ -252,5 +251,4 @@ def _shapes(step: Step) -> list[torch.Size]:
 
 
 def _without(step: Step, outputs: Collection[str]) -> Step:
-    """The step without these outputs."""
     return replace(step, outputs={n: each for n, each in step.outputs.items() if n not in outputs})

@@ -17,8 +17,8 @@ from dpexp.data.averages import ROWS, count
 from dpexp.strategies.modules import named_parameters
 from dpexp.verification.compare import Difference, Kinds, Limits, Noise, noise_of, parts_of
 from dpexp.verification.diagnosis.patterns import multiple
-from dpexp.verification.judge import judge, worst_errors
 from dpexp.verification.rounding import DRAWS, MARGIN, largest
+from dpexp.verification.trial import judge, worst_errors
 from dpexp.watch import update
 from dpexp.watch.calls import LoopCall, full
 from dpexp.watch.explain import Case, FoundError, LoopFinding, explain, mean_of_means, sampled

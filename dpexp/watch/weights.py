@@ -1,7 +1,7 @@
 """Weights: how many times as much the loop counts each call as the loss of all rows of all ranks does.
 
 The gradient that the loop brings to the loss's arguments is compared with that of the loss of all rows: their
-ratio is the factor of the call. What a call counts in the loss of all rows is measured (``halves``), or the
+ratio is the factor of the call. What a call counts in the loss of all rows is measured (``averages``), or the
 user's ``weight`` says it, or the rows of all calls are joined to one batch.
 """
 
@@ -18,8 +18,7 @@ from torch import nn
 from dpexp import devices, tensors
 from dpexp.config.errors import NotComparableError
 from dpexp.copies import copied_module
-from dpexp.data.averages import SUM, Rule, count
-from dpexp.data.halves import rules
+from dpexp.data.averages import SUM, Rule, count, rules
 from dpexp.verification.alone import alone
 from dpexp.verification.diagnosis.patterns import multiple
 from dpexp.watch.calls import LoopCall

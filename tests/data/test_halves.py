@@ -8,8 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from dpexp.data.batch import Batch
-from dpexp.data.halves import no_mean_over_rows
-from dpexp.data.objective import Objective
+from dpexp.data.objective import Objective, no_mean_over_rows
 
 ROWS = 31
 SAMPLES = torch.Generator().manual_seed(0)

@@ -17,8 +17,8 @@ from dpexp.strategies.modules import parts
 from dpexp.verification.compare import Difference, Tensors, magnitude, parts_of, worst
 from dpexp.verification.diagnosis import patterns
 from dpexp.verification.diagnosis.patterns import Found
-from dpexp.verification.failure import Failure
 from dpexp.verification.sides import Sides
+from dpexp.verification.trial import Failure
 
 UNKNOWN = (2, 3, 4)
 """How many shards are tried, where a layout does not say how many it makes."""

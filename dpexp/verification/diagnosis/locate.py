@@ -13,7 +13,7 @@ from torch import nn
 
 from dpexp.config.errors import describe
 from dpexp.config.words import plural, shown
-from dpexp.data.halves import no_mean_over_rows
+from dpexp.data.objective import no_mean_over_rows
 from dpexp.distributed.group import RankError
 from dpexp.training.optimizer_state import groups
 from dpexp.verification.alone import alone
@@ -22,9 +22,8 @@ from dpexp.verification.diagnosis import patterns
 from dpexp.verification.diagnosis.gradients import FirstGradient
 from dpexp.verification.diagnosis.modules import first_module
 from dpexp.verification.diagnosis.patterns import Found
-from dpexp.verification.failure import Failure
 from dpexp.verification.sides import Sides
-from dpexp.verification.trial import OF_OPTIMIZER, short_optimizer
+from dpexp.verification.trial import OF_OPTIMIZER, Failure, short_optimizer
 
 OF_BFLOAT16 = (2.0**-11, 2.0**-7)
 """The relative errors of tensors whose numbers were rounded to bfloat16, once or a few times: about 2**-9."""

@@ -19,9 +19,9 @@ from dpexp.verification.compare import distance, whole_error
 from dpexp.verification.diagnosis import patterns
 from dpexp.verification.diagnosis.gradients import BESIDE
 from dpexp.verification.diagnosis.patterns import Found
-from dpexp.verification.failure import Failure
 from dpexp.verification.recorder import Calls, Step, widened
 from dpexp.verification.sides import Sides
+from dpexp.verification.trial import Failure
 
 Key: TypeAlias = tuple[str, int]
 """A module's name, and the number of wrappers around it."""

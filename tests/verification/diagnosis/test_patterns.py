@@ -1,13 +1,14 @@
 """Patterns: a difference is recognized for any shapes, shards and factors, or nothing is said about it."""
 
 import torch
-from dpexp.verification.diagnosis.patterns import Found, located
 from helpers.in_ranks import in_ranks
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dpexp.distributed.group import ProcessGroup
 from dpexp.verification.diagnosis import patterns
+from dpexp.verification.diagnosis.locate import located
+from dpexp.verification.diagnosis.patterns import Found
 
 SHAPES = st.lists(st.integers(0, 4), max_size=3).map(tuple)
 ROWS = st.lists(st.integers(1, 9), min_size=2, max_size=5)
