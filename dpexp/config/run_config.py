@@ -111,9 +111,6 @@ class RunConfig:
     autocast: str = option(
         "", "Mixed precision: the type of forward and loss where that is safe.", choices=("", "bfloat16")
     )
-    compile: bool = option(
-        False, "Compile what runs on a device with torch.compile.", flag="--compile/--eager"
-    )
     seed: int = option(0, "Seed of the weights, the data and its order.", min=0, max=2**63 - 1)
     threads: int | None = option(
         None,

@@ -58,7 +58,7 @@ class StrategyOptions:
 
 @dataclass(frozen=True)
 class RankOptions(StrategyOptions):
-    """Options of a strategy whose run may be one of several processes, the ranks."""
+    """Options of a strategy that starts its ranks with torchrun's launcher, unless they run already."""
 
     comm: str = option(
         "auto",
@@ -72,11 +72,6 @@ class RankOptions(StrategyOptions):
     def mesh_of(self, world_size: int) -> Mesh:
         """The mesh of so many ranks. Raises ConfigError."""
         return Mesh.of_rows(world_size)
-
-
-@dataclass(frozen=True)
-class LaunchOptions(RankOptions):
-    """Options of a strategy that starts its ranks with torchrun's launcher, unless they run already."""
 
     @property
     def launched_ranks(self) -> int | None:
@@ -126,7 +121,7 @@ class FunctionalOptions(StrategyOptions):
 
 
 @dataclass(frozen=True)
-class HybridOptions(RankOptions):
+class HybridOptions(StrategyOptions):
     """Named submodules stay on the host, the rest goes to the accelerators."""
 
     strategy = "hybrid"
@@ -169,7 +164,7 @@ class PlaceOptions(StrategyOptions):
 
 
 @dataclass(frozen=True)
-class DdpOptions(LaunchOptions):
+class DdpOptions(RankOptions):
     """DistributedDataParallel: one process per device.
 
     The command starts the processes, as many as --devices says; torchrun may start them instead.
@@ -188,7 +183,7 @@ class DdpOptions(LaunchOptions):
 
 
 @dataclass(frozen=True)
-class FsdpOptions(LaunchOptions):
+class FsdpOptions(RankOptions):
     """FSDP2 fully_shard: one process per device, each with a part of every parameter.
 
     The command starts the processes, as many as --devices says; torchrun may start them instead.
@@ -203,7 +198,7 @@ class FsdpOptions(LaunchOptions):
 
 
 @dataclass(frozen=True)
-class CustomOptions(LaunchOptions):
+class CustomOptions(RankOptions):
     """Your own layout: a function that takes the model and a device mesh or devices."""
 
     strategy = "custom"

@@ -14,19 +14,14 @@ from dpexp import devices, tensors
 from dpexp.config.errors import ConfigError, describe
 from dpexp.config.words import listed, plural
 from dpexp.copies import check_copyable
-from dpexp.data.batch import Batch
-from dpexp.data.halves import no_mean_over_rows
 from dpexp.data.objective import Objective
 from dpexp.data.user_batch import without_target
 from dpexp.engine.prepared import Prepared
-from dpexp.engine.verify import batches
 from dpexp.parallel.random_layers import mark_drawing
 from dpexp.strategies.module_calls import ModuleCall, running_calls
 from dpexp.strategies.sync_batch_norm import without_ranks
 from dpexp.training.preserve import preserved
-from dpexp.verification.alone import alone
 from dpexp.verification.mode import drawing_modules
-from dpexp.verification.touched_rows import with_touched_rows
 
 
 def check_model(model: nn.Module, *, trains: bool, copies: bool) -> None:
@@ -99,9 +94,6 @@ def try_one_batch(prepared: Prepared) -> Objective:
         if strategy.needs.gradients and has_gradients and (unused := _unused(model, loss)):
             strategy.unused(unused)
     mark_drawing(model, draws.names)
-    if prepared.accumulate > 1:
-        for each in batches(prepared):
-            _check_halves(prepared, objective, each)
     return objective
 
 
@@ -112,18 +104,6 @@ def _with_advice(text: str) -> Iterator[None]:
         yield
     except ConfigError as error:
         raise ConfigError(f"{error}{text}") from error.__cause__
-
-
-def _check_halves(prepared: Prepared, objective: Objective, batch: Batch) -> None:
-    """Raises ConfigError for a loss whose batches do not add up."""
-    model, _ = with_touched_rows(prepared.model, [batch])
-    with alone():
-        wrong = no_mean_over_rows(model, objective, batch)
-    if wrong:
-        raise ConfigError(
-            f"--accumulate {prepared.accumulate} averages the gradients of batches, and {wrong}. "
-            f"--batch-size {prepared.batch_size * prepared.accumulate} computes the rows together"
-        )
 
 
 def _probed(objective: Objective, outputs: Any, targets: Any) -> tuple[Objective, torch.Tensor]:

@@ -96,7 +96,7 @@ class Emulation:
         virtual = {devices.label(device): f"cpu:{min(index, last)}" for index, device in numbered}
         options = prepared.strategy.options.with_devices(virtual)
         # torch.nn.parallel does not know virtual devices
-        self._strategy = replace(prepared.strategy, backend="portable", compile=False, options=options)
+        self._strategy = replace(prepared.strategy, backend="portable", options=options)
 
     def without_data(self, batches: Sequence[Batch]) -> Prediction:
         """The prediction from tensors without data. Raises PlacementError, and what the model raises."""

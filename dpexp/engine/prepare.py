@@ -26,7 +26,6 @@ from dpexp.engine.prepared import Prepared, Schedule
 from dpexp.engine.references import factories
 from dpexp.measurement.evaluation import Evaluation, Metrics, metrics_of
 from dpexp.models import registry as models
-from dpexp.strategies.base import Strategy
 from dpexp.strategies.registry import STRATEGIES
 from dpexp.strategies.sync_batch_norm import check_sync_batch_norm
 from dpexp.training.optimizers import OptimizerChoice, check_optimizer
@@ -48,7 +47,9 @@ def prepare(
     request = DeviceRequest(config.devices, config.virtual, config.options, planned)
     selection, named = request.of_rank(World.of()), factories(config, objects)
     choice = OptimizerChoice(named["optimizer"], config.lr, config.clip_norm, config.accumulate)
-    strategy = _strategy(config, group or ProcessGroup())
+    strategy = STRATEGIES[config.strategy](
+        config.options, group or ProcessGroup(), config.backend, trains=not config.eval
+    )
     source, model = _source_and_model(config, named)
     cache_note = turn_off_cache(model)
     dataset = _dataset(config, source, model, named.get("validation"))
@@ -74,19 +75,6 @@ def prepare(
     objective = try_one_batch(prepared) if one_batch else dataset.objective
     notes = dataset.note, objective.note, _unused_size(config.batch_size, batch_size), cache_note
     return replace(prepared, data=replace(dataset, objective=objective), note="; ".join(filter(None, notes)))
-
-
-def _strategy(config: RunConfig, group: ProcessGroup) -> Strategy:
-    """Raises ConfigError for one that cannot compile, if the run does."""
-    kind = STRATEGIES[config.strategy]
-    strategy = kind(config.options, group, config.backend, config.compile, not config.eval)
-    if strategy.compile and not strategy.needs.compile:
-        able = ", ".join(name for name, other in STRATEGIES.items() if other.needs.compile)
-        raise ConfigError(
-            f"--compile: {strategy.name} makes new replicas in every step, and each would be "
-            f"compiled; {able} compile once"
-        )
-    return strategy
 
 
 def _source_and_model(config: RunConfig, named: Mapping[str, Factory]) -> tuple[Source, nn.Module]:

@@ -138,10 +138,9 @@ def _compared(prepared: Prepared, dtype: torch.dtype, in_full: bool = False) -> 
     made = _edge_rows(prepared, compared[0])
     if not (in_full or prepared.strategy.needs.user_code):
         model, notes = with_touched_rows(model, compared if made is None else [*compared, made])
-    plain = replace(prepared.strategy, compile=False)
     proof = Proof(
         model,
-        lambda model: plain.place(model, used, Timer()),
+        lambda model: prepared.strategy.place(model, used, Timer()),
         compared,
         prepared.data.objective,
         _optimizer(prepared),

@@ -65,7 +65,7 @@ class Place(Strategy):
 
         def wrap(name: str, child: nn.Module) -> nn.Module:
             device = device_map.get(name, first)
-            return OnDevice(self.compiled(place(child, device)), device, first, timer)
+            return OnDevice(place(child, device), device, first, timer)
 
         rewire(model, device_map, wrap, first)
         used = tuple(dict.fromkeys((first, *device_map.values())))
@@ -105,8 +105,6 @@ class MarkResults(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        if torch.compiler.is_compiling():  # a tensor of a graph has no mark; OnDevice marks the outputs
-            return result
         for tensor in walk((args, kwargs)):
             device = tensor_device(tensor, HOST)
             if device != HOST:

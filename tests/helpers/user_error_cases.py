@@ -172,10 +172,6 @@ def vector_loss(outputs: Tensor, targets: Tensor) -> Tensor:
     return (outputs - targets).square().mean(1)
 
 
-def root_loss(outputs: Tensor, targets: Tensor) -> Tensor:
-    return (outputs - targets).square().mean().sqrt()
-
-
 def raising_loss(outputs: Tensor, targets: Tensor) -> Tensor:
     raise AssertionError("no targets")
 

@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,10 +15,9 @@ from helpers.launching import left_behind, record, run, torchrun
 from dpexp.config.errors import ConfigError
 from dpexp.config.run_config import RunConfig
 from dpexp.config.strategy_options import DdpOptions
-from dpexp.devices import HOST
 from dpexp.engine.dry_run import dry_run
 from dpexp.engine.prepare import prepare
-from dpexp.strategies.ranks import ddp_module
+from dpexp.strategies.ranks import Ddp
 from dpexp.timing import Timer
 
 SHORT = {"strategy": "ddp", "steps": 4, "warmup": 1, "phase_steps": 2}
@@ -65,7 +65,7 @@ def test_every_rank_and_every_bucket_has_its_phases() -> None:
 def test_only_recorded_steps_run_a_python_hook(monkeypatch: pytest.MonkeyPatch) -> None:
     with alone(monkeypatch):
         timer = Timer()
-        module = ddp_module(torch.nn.Linear(2, 2), HOST, timer, DdpOptions())
+        module: Any = Ddp(DdpOptions()).place(torch.nn.Linear(2, 2), (), timer).module
         module(torch.ones(1, 2)).sum().backward()
         assert module._comm_hooks == []
         for _ in range(2):

@@ -1,4 +1,4 @@
-"""fsdp, and hybrid over ranks: shards of parameters on every rank, the results of a single device."""
+"""fsdp: shards of parameters on every rank, the results of a single device."""
 
 import re
 from pathlib import Path
@@ -53,19 +53,6 @@ def test_fsdp_computes_what_a_single_device_computes_from_shards() -> None:
 def test_blocks_that_the_model_does_not_have_are_refused() -> None:
     with pytest.raises(ConfigError, match="--block 'block9' not found"):
         prepare(RunConfig("fsdp", virtual=2, options={"block": ["block9"]}))
-
-
-@pytest.mark.parametrize(
-    "options", [{"sparse": True, "optimizer": "adam", **ACCUMULATED}, {"sparse": False, "optimizer": "sgd"}]
-)
-def test_replicated_tables_are_all_reduced(options: dict[str, Any]) -> None:
-    (found,) = records(2, {"strategy": "hybrid"} | SHORT | options)
-    assert found.verification["gradient_error"] < 1e-12
-    (table, *state) = (row for row in found.device_map if row["module"] == "embedding")
-    assert [row["parameter"] for row in state] == ["weight: exp_avg", "weight: exp_avg_sq"] * len(state[:1])
-    assert all((row["kind"], len(row["replicas"])) == ("optimizer", 1) for row in state)
-    assert (table["shape"], len(table["replicas"])) == ([1000, 10], 1)
-    assert "allreduce_tables" in found.phases
 
 
 def test_a_list_of_modules_is_sharded_module_by_module() -> None:
