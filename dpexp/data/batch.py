@@ -124,26 +124,10 @@ class Batch:
             paths = ", ".join(f"{path} {what}" for path, what in whole.items())
             raise ConfigError(
                 f"the layout splits a batch of {plural(self.rows, 'row')} into {parts} parts, and {paths}: "
-                f"without these rows in dimension 0 it cannot be split. {self._remedy()}; a layout that does "
-                "not split rows, as single, takes it as it is"
+                "without these rows in dimension 0 it cannot be split. Give tensors with a value for each row "
+                "(padded, stacked or expanded), or a number; a layout that does not split rows, as single, takes "
+                "it as it is"
             )
-
-    def _remedy(self) -> str:
-        """How a batch can be given that has whole values."""
-        leaves = [leaf for _, leaf in self._leaves()]
-        if any(isinstance(leaf, PackedSequence) for leaf in leaves):
-            return "Give the padded sequences and their lengths as tensors, and pack them in the forward"
-        if any(hasattr(leaf, "to") and not isinstance(leaf, torch.Tensor) for leaf in leaves):
-            return "Give the tensors in it as a tuple, a dict or a dataclass"
-        if self.has_structure:
-            return "Give a tensor with a value for each row, padded or stacked"
-        whole = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and not self._has_rows(leaf)]
-        if any(leaf.shape[1:2] == (self.rows,) for leaf in whole):
-            return (
-                "Rows in dimension 1, as of the hidden state of an RNN: give x.transpose(0, 1), and in the "
-                "forward call x.transpose(0, 1).contiguous()"
-            )
-        return "Give it a value for each row (x.expand(rows)), padded where rows differ, or pass a number"
 
     def _mapped(
         self, change: Change, change_whole: Change = lambda tensor: tensor

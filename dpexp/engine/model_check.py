@@ -88,11 +88,8 @@ def try_one_batch(prepared: Prepared) -> Objective:
             outputs = model(*batch.inputs)
         strategy.check_outputs(outputs, first, prepared.selection.used)
         with devices.autocast(devices.HOST, prepared.autocast):
-            objective, loss = _probed(prepared.data.objective, outputs, batch.targets)
+            objective = _probed(prepared.data.objective, outputs, batch.targets)
         prepared.evaluation.try_metrics(outputs, batch.targets)
-        has_gradients = strategy.trains and loss.requires_grad
-        if strategy.needs.gradients and has_gradients and (unused := _unused(model, loss)):
-            strategy.unused(unused)
     mark_drawing(model, draws.names)
     return objective
 
@@ -106,9 +103,9 @@ def _with_advice(text: str) -> Iterator[None]:
         raise ConfigError(f"{error}{text}") from error.__cause__
 
 
-def _probed(objective: Objective, outputs: Any, targets: Any) -> tuple[Objective, torch.Tensor]:
+def _probed(objective: Objective, outputs: Any, targets: Any) -> Objective:
     try:
-        return objective.probed(outputs, targets)
+        return objective.probed(outputs, targets)[0]
     except ConfigError:
         raise
     except Exception as error:
@@ -117,26 +114,6 @@ def _probed(objective: Objective, outputs: Any, targets: Any) -> tuple[Objective
             f"the loss does not take the model's outputs {shapes[0]} with targets {shapes[1]}: "
             f"{describe(error)}"
         ) from error
-
-
-def _unused(model: nn.Module, loss: torch.Tensor) -> list[str]:
-    """The parameters that train, and that the loss does not depend on, as far as autograd says."""
-    trainable = {name: tensor for name, tensor in model.named_parameters() if tensor.requires_grad}
-    if "CheckpointFunctionBackward" in _nodes(loss):  # reentrant: what it computes again is in no graph yet
-        return []
-    gradients = torch.autograd.grad(loss, list(trainable.values()), allow_unused=True)
-    return [name for name, gradient in zip(trainable, gradients, strict=True) if gradient is None]
-
-
-def _nodes(tensor: torch.Tensor) -> set[str]:
-    """The names of the nodes of the graph that computed a tensor."""
-    found, waiting = set(), [tensor.grad_fn]
-    while waiting:
-        node = waiting.pop()
-        if node is not None and node not in found:
-            found.add(node)
-            waiting += [each for each, _ in node.next_functions]
-    return {node.name() for node in found}
 
 
 @contextmanager
@@ -156,10 +133,4 @@ def _misfit_message(call: ModuleCall, error: Exception) -> str:
     definition = "" if list(call.module.children()) else f" ({call.module})"
     shown = [f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}" for tensor in inputs]
     got = ", ".join(shown) or "no tensor"
-    text = f"the model does not fit the data: {where}{definition} got {got}: {describe(error)}"
-    if "dtype" in str(error) and all(tensor.is_floating_point() for tensor in inputs):
-        text += (
-            ". dpexp casts all parameters and inputs to --dtype: a forward that casts takes the type from a "
-            "parameter, as x.to(self.fc.weight.dtype)"
-        )
-    return text
+    return f"the model does not fit the data: {where}{definition} got {got}: {describe(error)}"

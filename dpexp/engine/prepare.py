@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +12,9 @@ from torch import nn
 from dpexp import devices, tensors
 from dpexp.config.errors import ConfigError
 from dpexp.config.factories import Factory
+from dpexp.config.process import home
 from dpexp.config.run_config import BATCH_SIZE, RunConfig
+from dpexp.config.strategy_options import RankOptions
 from dpexp.config.words import plural
 from dpexp.data import registry as data
 from dpexp.data.dataset import Dataset
@@ -19,13 +22,14 @@ from dpexp.data.rng import generator, kept_globals, seed_globals
 from dpexp.data.sources import RandomSource, Source
 from dpexp.data.stream import Stream
 from dpexp.distributed.devices import DeviceRequest
-from dpexp.distributed.group import ProcessGroup
+from dpexp.distributed.group import ProcessGroup, RankError, init_process_group
 from dpexp.distributed.world import World
 from dpexp.engine.model_check import check_model, try_one_batch, turn_off_cache
 from dpexp.engine.prepared import Prepared, Schedule
 from dpexp.engine.references import factories
 from dpexp.measurement.evaluation import Evaluation, Metrics, metrics_of
 from dpexp.models import registry as models
+from dpexp.record.files import check_writable
 from dpexp.strategies.registry import STRATEGIES
 from dpexp.strategies.sync_batch_norm import check_sync_batch_norm
 from dpexp.training.optimizers import OptimizerChoice, check_optimizer
@@ -75,6 +79,48 @@ def prepare(
     objective = try_one_batch(prepared) if one_batch else dataset.objective
     notes = dataset.note, objective.note, _unused_size(config.batch_size, batch_size), cache_note
     return replace(prepared, data=replace(dataset, objective=objective), note="; ".join(filter(None, notes)))
+
+
+def prepare_ranks(config: RunConfig, objects: Mapping[str, Any] | None, world: World | None) -> Prepared:
+    """``prepare`` in every rank of the world, or here without one; an error in one rank ends all of them.
+
+    Raises ConfigError, LostContact; JournalError in the first rank, which cannot record.
+    """
+    group = _group_of(config, world)
+    error: BaseException
+    try:
+        prepared, facts = group.together(lambda: _prepared(config, objects, world, group))
+        group.check_alike(facts)
+        return prepared
+    except RankError as failed:
+        error = failed.__cause__ or ConfigError(f"{group.members[failed.rank]}: {failed.kind}: {failed.text}")
+    except ConfigError as differs:
+        error = differs
+    with suppress(RuntimeError):  # a rank was killed meanwhile
+        group.destroy()
+    raise error
+
+
+def _prepared(
+    config: RunConfig, objects: Mapping[str, Any] | None, world: World | None, group: ProcessGroup
+) -> tuple[Prepared, dict[str, str]]:
+    """What this rank builds, and what must be the same on every rank."""
+    prepared = prepare(config, objects, group=group)
+    facts = {
+        "config": config.digest(),
+        "data": prepared.data.digest if world else "",
+        "model": str([(name, tensor.shape) for name, tensor in prepared.model.state_dict().items()]),
+    }
+    if group.is_first:
+        check_writable(home() / "runs")
+    return prepared, facts
+
+
+def _group_of(config: RunConfig, world: World | None) -> ProcessGroup:
+    """The process group of the ranks of the world. Raises ConfigError, LostContact."""
+    used = DeviceRequest(config.devices, config.virtual, config.options).of_rank(world).used
+    options = config.options if isinstance(config.options, RankOptions) else None
+    return init_process_group(world, options, used[0] if used else devices.HOST)
 
 
 def _source_and_model(config: RunConfig, named: Mapping[str, Factory]) -> tuple[Source, nn.Module]:

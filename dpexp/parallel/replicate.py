@@ -36,28 +36,17 @@ NO_PARAMETERS = (
     "from an input, or from a parameter by its name, as self.fc.weight.device; ddp has them"
 )
 
-_EMPTY_GRAD = ("argument to `grad()` cannot be empty", "grad requires non-empty inputs")
-"""PyTorch's texts, of 2.13 and of 2.11."""
-FORWARD_MODE = (
-    "PyTorch has one forward-mode differentiation (jvp, jacfwd, hessian) for all threads, so that replicas "
-    "disturb each other: use ddp, or jacrev"
-)
-
 
 @contextmanager
 def explained_stops() -> Iterator[None]:
-    """Where PyTorch's error of a replica's forward does not say why: the cause, and the remedy."""
+    """The StopIteration of a replica that asks for its parameters says why, and what to do."""
     try:
         yield
-    except (StopIteration, RuntimeError, ValueError) as error:
+    except StopIteration as error:
         last_line, text = traceback.extract_tb(error.__traceback__)[-1].line or "", str(error)
-        why = FORWARD_MODE if "forward AD level" in text else ""
-        if isinstance(error, StopIteration) and "parameters(" in last_line + text:
-            why = NO_PARAMETERS  # PyTorch has the line in its text
-        elif any(each in text for each in _EMPTY_GRAD):
-            why = NO_PARAMETERS
-        if why and why not in text:
-            error.args = ("\n".join([why, *map(str, error.args)]),)
+        # where PyTorch raises the error again, it has the line in its text
+        if "parameters(" in last_line + text and NO_PARAMETERS not in text:
+            error.args = ("\n".join([NO_PARAMETERS, *map(str, error.args)]),)
         raise
 
 

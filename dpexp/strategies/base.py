@@ -25,13 +25,11 @@ class Needs:
 
     ``devices``: an accelerator, real or virtual; without one its wrapper passes through.
     ``prediction``: a run on fake tensors first, since the user's device map may mix devices.
-    ``gradients``: a gradient for every parameter that requires one, in every step.
     ``user_code``: whether the layout is a user's code, which may change more than the model.
     """
 
     devices: bool
     prediction: bool = False
-    gradients: bool = False
     user_code: bool = False
 
 
@@ -66,9 +64,6 @@ class Strategy(ABC):
 
     def prepare(self, model: nn.Module, devices: Devices) -> None:  # noqa: B027 - not every strategy checks
         """Check model and devices before a run opens, and set options of modules. Raises ConfigError."""
-
-    def unused(self, names: Sequence[str]) -> None:  # noqa: B027 - only where ``needs.gradients``
-        """Raises ConfigError if parameters that get no gradient, by their names, are an error."""
 
     @abstractmethod
     def place(self, model: nn.Module, devices: Devices, timer: Timer) -> Placed:

@@ -116,7 +116,6 @@ def lay_out(
             f"the function returned {type(laid_out).__name__}, not a torch.nn.Module: return the model, "
             "or what wraps it, or a dpexp.strategies.placed.Placed"
         )
-    _check_step(placed)
     module = placed.module
     for sharded in _sharded(module):
         sharded.reshard()  # it may have computed already
@@ -126,15 +125,6 @@ def lay_out(
     placed.devices, placed.timer, placed.is_opaque = devices, timer, True
     placed.gradient_sync = GradientSync(group.dp_size if group else 1)
     return placed
-
-
-def _check_step(placed: Placed) -> None:
-    """Raises ConfigError for a step that does not take what ``Placed.step`` takes."""
-    names = [*inspect.signature(Placed.step).parameters][1:]
-    try:
-        inspect.signature(placed.step).bind(*names)
-    except TypeError as error:
-        raise ConfigError(f"the layout's own step does not take ({', '.join(names)}): {error}") from error
 
 
 def check_parameters(model: nn.Module, placed: Placed, group: ProcessGroup) -> None:

@@ -17,7 +17,6 @@ does, overrides ``step`` and keeps the order of the observer's calls.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -28,8 +27,6 @@ import torch
 from torch import nn
 
 from dpexp import devices, tensors
-from dpexp.config.errors import ConfigError, text_of
-from dpexp.config.words import plural
 from dpexp.data.batch import Batch
 from dpexp.devices import HOST
 from dpexp.distributed.world import dimensions_of
@@ -97,7 +94,7 @@ class Placed:
         with torch.set_grad_enabled(update is not None):
             inputs = self._moved(batch.inputs, self.input_device)
             with autocast, phase(self.forward_phase) if self.forward_phase else _NO_CONTEXT:
-                outputs = self._forward(inputs, batch)
+                outputs = self.module(*inputs)
             observer.forward_ended(outputs)
             with phase("loss", device):
                 targets = self._moved(batch.targets, device)
@@ -113,14 +110,6 @@ class Placed:
             with phase("optimizer", device):
                 update()
         return value.detach()
-
-    def _forward(self, inputs: tuple[Any, ...], batch: Batch) -> Any:
-        try:
-            return self.module(*inputs)
-        except (RuntimeError, ValueError) as error:
-            if advice := _advice(str(error), batch, len(self.devices)):
-                raise ConfigError(f"{advice} ({text_of(error).splitlines()[0]})") from error
-            raise
 
     def _moved(self, value: Any, device: torch.device) -> Any:
         """``value`` on the device; what a batch holds is on the host."""
@@ -138,27 +127,6 @@ class Placed:
     def outputs_on_host(self) -> bool:
         """Whether outputs and loss are in the host's memory, so that reading them waits for nothing."""
         return devices.physical(self.output_device) == HOST
-
-
-def _advice(text: str, batch: Batch, replicas: int) -> str:
-    """What PyTorch's error of a forward says about the rows that it got; empty where that is not known."""
-    is_split = replicas > 1 or batch.rows != batch.global_rows
-    rows = f"a batch of {plural(batch.rows, 'row')}"
-    if batch.rows != batch.global_rows:
-        rows = f"a part of {batch.rows} of the {plural(batch.global_rows, 'row')} of a batch"
-    if replicas > 1:
-        rows += f", split over {replicas} devices"
-    if "Expected more than 1 value per channel when training" in text:
-        return (
-            f"a batch norm got one value for each channel of {rows}, and a variance needs two: give another "
-            "--batch-size, or leave out a last batch that is smaller (drop_last=True)"
-        )
-    if is_split and re.search(r"Expected hidden(\[\d\])? size", text):
-        return (
-            f"an RNN got the hidden state of {rows}. It has them in dimension 1, and dimension 0 was split: "
-            "give x.transpose(0, 1), and in the forward call x.transpose(0, 1).contiguous()"
-        )
-    return ""
 
 
 class GradientSync:

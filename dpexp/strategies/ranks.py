@@ -22,13 +22,11 @@ with weight 0.
 Source: Zhao et al., "PyTorch FSDP: experiences on scaling fully sharded data parallel", 2023.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.nn.parameter import is_lazy
 
 from dpexp.config.errors import ConfigError
 from dpexp.config.strategy_options import DdpOptions, FsdpOptions
@@ -47,16 +45,8 @@ from dpexp.timing import Timer
 class Ddp(Strategy):
     """Each rank has the whole model and computes its rows; gradients are all-reduced."""
 
-    needs = Needs(devices=False, gradients=True)
+    needs = Needs(devices=False)
     options: DdpOptions
-
-    def unused(self, names: Sequence[str]) -> None:
-        """Raises ConfigError unless ``--find-unused``: the all-reduce would wait for their gradients."""
-        if not self.options.find_unused:
-            raise ConfigError(
-                f"ddp: the loss does not depend on {listed(names)}: the all-reduce would wait for their "
-                "gradients for ever. Freeze them (requires_grad_(False)), or use --find-unused"
-            )
 
     def place(self, model: nn.Module, devices: Devices, timer: Timer) -> Placed:
         """DistributedDataParallel around the model, on the device of this rank, if there is a group."""
@@ -139,18 +129,12 @@ class Fsdp(Strategy):
         ]
 
     def prepare(self, model: nn.Module, devices: Devices) -> None:
-        """Raises ConfigError for blocks, hooks, scalars and sparse tables that FSDP2 does not take."""
+        """Raises ConfigError for blocks, hooks and sparse tables that FSDP2 does not take."""
         self.blocks(model)
         if hooked := hooked_parameters(model):
             raise ConfigError(
                 f"fsdp replaces parameters by their shards, which lose the hooks of {listed(hooked)}: "
                 "remove the hooks (change the gradient in the module or the loss), or use another strategy"
-            )
-        scalars = [name for name, each in model.named_parameters() if not (is_lazy(each) or each.dim())]
-        if scalars:
-            raise ConfigError(
-                f"fsdp splits parameters by their rows, and {listed(scalars)} is a scalar: make it a vector "
-                "of one number (torch.ones(1)), or use ddp"
             )
         names = [
             name for name, each in model.named_modules() if isinstance(each, EmbeddingTable) and each.sparse

@@ -413,12 +413,6 @@ def test_strings_as_targets_are_not_split_and_replicas_need_not() -> None:
         batch.check_rows(2)
 
 
-def test_a_hidden_state_beside_rows_is_refused_with_what_to_do() -> None:
-    batch = as_batch(((A, torch.zeros(2, 4, 6)), Y))
-    with pytest.raises(ConfigError, match=r"inputs\[1\] has shape \(2, 4, 6\).* give x\.transpose\(0, 1\)"):
-        batch.check_rows(2)
-
-
 @pytest.mark.parametrize(
     ("data", "words"),
     [

@@ -9,7 +9,6 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.parallel import DistributedDataParallel
 
 from dpexp.parallel import DataParallel
-from dpexp.strategies.placed import Placed
 
 
 def tensor_parallel(model: nn.Module, mesh: Any) -> nn.Module:
@@ -45,15 +44,6 @@ def replicated(model: nn.Module, devices: list[torch.device]) -> nn.Module:
 
 def one_parameter(model: nn.Module) -> nn.Module:
     return model
-
-
-class ShortStep(Placed):
-    def step(self, batch: Any) -> Any:  # type: ignore[override]
-        return batch
-
-
-def with_a_short_step(model: nn.Module, devices: Any) -> Placed:
-    return ShortStep(model)
 
 
 def returns_nothing(model: nn.Module, devices: Any) -> None:

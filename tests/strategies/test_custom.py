@@ -116,7 +116,6 @@ def test_a_layout_over_devices_is_one_process() -> None:
         ({"layout": f"{LAYOUTS}:tensor_parallel"}, "give --mesh"),
         ({"layout": f"{LAYOUTS}:one_parameter"}, r"takes \(model\), not \(model, mesh\)"),
         ({"layout": f"{LAYOUTS}:returns_nothing"}, "returned NoneType, not a torch"),
-        ({"layout": f"{LAYOUTS}:with_a_short_step"}, r"step does not take \(batch, loss, update, autocast"),
         ({"layout": f"{LAYOUTS}:raises"}, "KeyError: 'block9'"),
         ({"layout": f"{LAYOUTS}:renamed"}, "lacks parameters of the model: block1.bias"),
         ({"layout": f"{LAYOUTS}:added"}, r"the module has parameters of its own: extra\. "),

@@ -12,11 +12,9 @@ from helpers.engine_runs import recorded
 from helpers.in_ranks import records
 from helpers.launching import left_behind, record, run, torchrun
 
-from dpexp.config.errors import ConfigError
 from dpexp.config.run_config import RunConfig
 from dpexp.config.strategy_options import DdpOptions
 from dpexp.engine.dry_run import dry_run
-from dpexp.engine.prepare import prepare
 from dpexp.strategies.ranks import Ddp
 from dpexp.timing import Timer
 
@@ -110,10 +108,6 @@ class Model(nn.Sequential):
     def example(self, samples, generator):
         return torch.randn(samples, 5, generator=generator), torch.zeros(samples, 2)
 """
-UNUSED = EXAMPLE + (
-    "class Spare(nn.Linear):\n    def forward(self, x):\n        return torch.zeros(len(x), 5) + x\n"
-    "def make():\n    return Model(Spare(3, 3), nn.Linear(5, 2))\n"
-)
 DIFFERENT = EXAMPLE + (
     "def make():\n    wide = 4 + (os.environ.get('RANK') == '1')\n"
     "    return Model(nn.Linear(5, wide), nn.Linear(wide, 2))\n"
@@ -148,13 +142,6 @@ def test_a_fault_is_reported_once(tmp_path: Path, source: str, code: int, words:
         assert done.stderr.count(word) == 1, done.stderr
     assert "Traceback" not in done.stderr
     assert not left_behind()
-
-
-def test_unused_parameters_are_refused_unless_ddp_finds_them(tmp_path: Path) -> None:
-    options = SHORT | {"model": user_model(tmp_path, UNUSED)}
-    with pytest.raises(ConfigError, match=r"does not depend on 0\.weight, 0\.bias.*--find-unused"):
-        prepare(RunConfig.from_dict(options))
-    assert records(2, options | {"find_unused": True})[0].verification["passed"] is True
 
 
 @pytest.mark.parametrize("batch_size", [30, 3])

@@ -9,10 +9,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.engine_runs import recorded
-from torch import nn
 
-import dpexp
-from dpexp.config.errors import ConfigError
 from dpexp.config.run_config import RunConfig
 from dpexp.data.batch import Batch
 from dpexp.engine.prepare import prepare
@@ -131,68 +128,3 @@ class Silent(Placed):
 def test_a_step_that_shows_nothing_is_not_verified(monkeypatch: pytest.MonkeyPatch) -> None:
     with placed_as(Silent, monkeypatch), pytest.raises(RuntimeError, match="has not called backward_ended"):
         verify(prepare(RunConfig("single", **CONFIG)))
-
-
-class Normed(nn.Sequential):
-    def __init__(self) -> None:
-        super().__init__(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
-
-
-class Stateful(nn.Module):
-    """An RNN of as many layers as rows: its hidden state can be split in dimension 0."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.rnn = nn.GRU(5, 2, num_layers=4, batch_first=True)
-
-    def forward(self, x: Any, hidden: Any) -> Any:
-        return self.rnn(x, hidden)[0][:, -1]
-
-
-class Padded(nn.Module):
-    """Pads to the longest sequence that it gets, as ``pad_packed_sequence`` without ``total_length``."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.head = nn.Linear(5, 2)
-
-    def forward(self, x: Any, lengths: Any) -> Any:
-        return self.head(x[:, : int(lengths.max())])
-
-
-def rows(*shape: int) -> torch.Tensor:
-    return torch.randn(shape)
-
-
-@pytest.mark.parametrize(
-    ("model", "data", "words"),
-    [
-        (
-            Normed(),
-            [(rows(8, 5), rows(8, 2)), (rows(3, 5), rows(3, 2))],
-            "one value for each channel of a batch of 3 rows, split over 2 devices, .*batch-size",
-        ),
-        (
-            Stateful(),
-            [((rows(4, 3, 5), rows(4, 4, 2)), rows(4, 2))],
-            r"hidden state of a batch of 4 rows, split over 2 devices\. .* give x\.transpose\(0, 1\)",
-        ),
-        (
-            Padded(),
-            [((rows(4, 3, 5), torch.tensor([3, 1, 2, 2])), rows(4, 3, 2))],
-            r"shape \(2, 3, 2\) in replica 0 and \(2, 2, 2\) in replica 1.*total_length=x\.size\(1\)",
-        ),
-    ],
-)
-def test_an_error_of_pytorch_about_a_shard_says_what_to_do(model: Any, data: Any, words: str) -> None:
-    options: Any = {"loss": nn.functional.mse_loss, "steps": 2, "track": False, "quiet": True}
-    with pytest.raises(ValueError, match=words):
-        dpexp.run("whole", model=model, data=data, virtual=2, **options)
-
-
-def test_a_batch_norm_with_one_row_is_named_on_a_single_device() -> None:
-    data = [(rows(8, 5), rows(8, 2)), (rows(1, 5), rows(1, 2))]
-    with pytest.raises(
-        ConfigError, match=r"each channel of a batch of 1 row, and .* \(drop_last=True\) \(Expected"
-    ):
-        dpexp.run("single", model=Normed(), data=data, steps=2, track=False, quiet=True)
