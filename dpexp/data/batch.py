@@ -124,9 +124,9 @@ class Batch:
             paths = ", ".join(f"{path} {what}" for path, what in whole.items())
             raise ConfigError(
                 f"the layout splits a batch of {plural(self.rows, 'row')} into {parts} parts, and {paths}: "
-                "without these rows in dimension 0 it cannot be split. Give tensors with a value for each row "
-                "(padded, stacked or expanded), or a number; a layout that does not split rows, as single, takes "
-                "it as it is"
+                "without these rows in dimension 0 it cannot be split. Give tensors with a value for each "
+                "row, padded or stacked, or a number; a layout that does not split rows, as single, takes it "
+                "as it is"
             )
 
     def _mapped(
