@@ -53,17 +53,14 @@ def test_renamed_devices_keep_the_other_options() -> None:
     ("values", "words"),
     [
         ({"strategy": "hybird"}, ["unknown strategy 'hybird'", "did you mean 'hybrid'?", "functional"]),
-        ({"strategy": 1}, ["unknown strategy '1'"]),
         ({"backend": "nccl"}, ["--backend 'nccl'", "portable"]),
         ({"batch_size": True}, ["'batch_size' takes a whole number, found True"]),
         ({"lr": "fast"}, ["'lr' takes a number, found 'fast'"]),
         ({"lr": float("nan")}, ["--lr nan: it must be a finite number"]),
-        ({"seed": 2**63}, ["--seed 9223372036854775808: it must be at most"]),
         ({"steps": 0}, ["--steps 0: it must be at least 1"]),
         ({"virtual": 2, "devices": "cpu"}, ["--virtual 2 emulates devices and --devices cpu names real"]),
         ({"batchsize": 3}, ["unknown option of single 'batchsize'", "did you mean 'batch_size'?"]),
         ({"sparse": True}, ["unknown option of single 'sparse'"]),
-        ({"strategy": "hybrid", "sparse": 1}, ["'sparse' takes true or false, found 1"]),
         ({"strategy": "hybrid", "host": "embedding"}, ["'host' takes a list of texts", "found 'embedding'"]),
         ({"strategy": "block", "block": []}, ["--block", "at least one"]),
     ],
@@ -99,10 +96,6 @@ def test_options_of_another_strategy_and_none_are_refused() -> None:
         RunConfig("single", options=HybridOptions())
     with pytest.raises(ConfigError, match=r"^unknown strategy ''"):
         RunConfig.from_dict({}, where="")
-
-
-def test_whole_numbers_are_accepted_as_floats() -> None:
-    assert RunConfig.from_dict({"strategy": "single", "lr": 1}).lr == 1.0
 
 
 def test_home_is_absolute_and_the_environment_names_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,27 +78,29 @@ def test_a_module_without_arguments_runs_once_on_the_first_device() -> None:
     assert calls == [(torch.device("cpu", 0), 0)] * 2
 
 
-def test_keyword_arguments_and_nested_outputs_are_split_along_another_dimension() -> None:
-    module = Call(lambda x, scale: {"scaled": [x * scale]})
-    x, scale = torch.randn(2, 7, 3, dtype=DOUBLE), torch.randn(2, 7, 3, dtype=DOUBLE)
-    expected = module(x, scale)["scaled"]
-    for out in (
-        DataParallel(module, virtual(3), dim=1)(x, scale=scale)["scaled"],
-        data_parallel(module, x, virtual(3), dim=1, module_kwargs={"scale": scale})["scaled"],
-    ):
-        torch.testing.assert_close(out, expected, **EXACT)
-
-
-class Twice(nn.Module):
-    """One layer under two names, called twice, with weights in a list."""
+class Tied(nn.Module):
+    """One layer under two names, called twice, one weight in two layers, and weights in a list."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.first = self.second = nn.Linear(6, 6)
+        self.layer = self.again = nn.Linear(6, 6)
+        self.other = nn.Linear(6, 6)
+        self.other.weight = self.layer.weight
         self.weights = nn.ParameterList([torch.randn(()), torch.randn(())])
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.weights[0] * self.first(x) + self.weights[1] * self.second(x)
+        return self.weights[0] * self.other(self.again(x)) + self.weights[1] * self.layer(x)
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn = nn.LSTM(3, 4, bidirectional=True, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.rnn.flatten_parameters()
+        outputs: torch.Tensor = self.rnn(x.unflatten(1, (2, 3)))[0]
+        return outputs
 
 
 class Scale(nn.Module):
@@ -124,10 +126,11 @@ class Scale(nn.Module):
         lambda: nn.Sequential(nn.BatchNorm1d(6), nn.Dropout(), nn.PReLU(), nn.LayerNorm(6)).eval(),
         lambda: nn.Sequential(nn.Unflatten(1, (6, 1, 1)), nn.Conv2d(6, 6, 3, padding=1, groups=6)),
         lambda: nn.utils.parametrizations.weight_norm(nn.Linear(6, 4)),
-        Twice,
+        Tied,
+        Recurrent,
         Scale,
     ],
-    ids=["linear", "norms", "depthwise", "weight norm", "twice", "scale"],
+    ids=["linear", "norms", "depthwise", "weight norm", "tied", "recurrent", "scale"],
 )
 def test_layers_of_every_kind(layer: Callable[[], nn.Module], rows: int, count: int) -> None:
     assert_same(layer().double(), torch.randn(rows, 6, dtype=DOUBLE), devices=virtual(count))
@@ -213,27 +216,3 @@ def test_without_devices_it_passes_through() -> None:
     if not accelerators():
         assert DataParallel(module).device_ids == []
         assert torch.equal(data_parallel(module, x), x)
-
-
-def test_the_four_steps_can_be_overridden() -> None:
-    steps: list[str] = []
-
-    class Timed(DataParallel):
-        def scatter(self, inputs: Any, kwargs: Any, device_ids: Any) -> Any:
-            steps.append("scatter")
-            return super().scatter(inputs, kwargs, device_ids)
-
-        def replicate(self, module: Any, device_ids: Any) -> Any:
-            steps.append(f"replicate {len(device_ids)}")
-            return super().replicate(module, device_ids)
-
-        def parallel_apply(self, replicas: Any, inputs: Any, kwargs: Any) -> Any:
-            steps.append(f"parallel_apply {len(replicas)} {len(inputs)} {len(kwargs)}")
-            return super().parallel_apply(replicas, inputs, kwargs)
-
-        def gather(self, outputs: Any, output_device: Any) -> Any:
-            steps.append(f"gather {output_device}")
-            return super().gather(outputs, output_device)
-
-    Timed(nn.Linear(2, 2), virtual(8), output_device="cpu:1")(torch.zeros(10, 2))
-    assert steps == ["scatter", "replicate 5", "parallel_apply 5 5 5", "gather cpu:1"]

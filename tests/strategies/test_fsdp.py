@@ -9,7 +9,6 @@ from helpers.in_ranks import in_ranks, records
 from torch import nn
 
 from dpexp import report
-from dpexp.config.errors import ConfigError
 from dpexp.config.run_config import RunConfig
 from dpexp.distributed.group import ProcessGroup
 from dpexp.engine.prepare import prepare
@@ -50,18 +49,16 @@ def test_fsdp_computes_what_a_single_device_computes_from_shards() -> None:
     assert re.search(rf"reduce-scatter .*, {units.size(2 * padded)}\n", text)
 
 
-def test_blocks_that_the_model_does_not_have_are_refused() -> None:
-    with pytest.raises(ConfigError, match="--block 'block9' not found"):
-        prepare(RunConfig("fsdp", virtual=2, options={"block": ["block9"]}))
-
-
-def test_a_list_of_modules_is_sharded_module_by_module() -> None:
+def test_a_list_of_modules_is_sharded_module_by_module_and_a_tied_block_by_the_root() -> None:
     """A ModuleList has no forward, and FSDP2 refuses to shard one; a model without parts is one unit."""
 
     class Listed(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.layers = nn.ModuleList([nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)])
+            self.first, self.second, self.third = (nn.Linear(4, 4) for _ in range(3))
+            self.scale = self.third.weight
+            self.second.weight = self.first.weight
 
     strategy = Fsdp(RunConfig("fsdp").options)
     assert strategy.blocks(Listed()) == ["layers.0", "layers.2"]
@@ -93,18 +90,6 @@ def test_tied_weights_are_sharded_as_one(tmp_path: Path) -> None:
         "embedding": [25, 8],
         "body": [4],
     }
-
-
-def test_blocks_with_a_tied_parameter_are_left_to_the_root() -> None:
-    class Outer(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.second, self.third = (nn.Linear(4, 4) for _ in range(3))
-            self.apart = nn.Linear(4, 4)
-            self.scale = self.third.weight
-            self.second.weight = self.first.weight
-
-    assert Fsdp(RunConfig("fsdp").options).blocks(Outer()) == ["apart"]
 
 
 def verified(group: ProcessGroup, case: str) -> list[Any]:
