@@ -15,11 +15,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 
 from dpexp.config.errors import ConfigError, describe
-from dpexp.config.words import listed
 
 Memo = dict[int, Any]
 """From the ids of originals to their copies, as ``copy.deepcopy`` has it."""
@@ -98,11 +96,6 @@ def _deep_copy(module: nn.Module, memo: Memo, change: Callable[[Tensor], Tensor]
         with TensorCopies(change, computed=True):
             return copy.deepcopy(module, memo)
     except Exception as error:  # of any kind: of a user's class
-        if lazy := [name for name, buffer in module.named_buffers() if is_lazy(buffer)]:
-            raise ConfigError(
-                f"{listed(lazy)} of the model have no shapes before its first forward, and cannot be copied: "
-                "call the model once on some rows"
-            ) from error
         raise ConfigError(
             f"{type(module).__name__} cannot be copied ({describe(error)}){_culprit(module, given)}. Give "
             "its class a method __deepcopy__ or __getstate__ that leaves it out, or make it where it is used"
@@ -110,7 +103,6 @@ def _deep_copy(module: nn.Module, memo: Memo, change: Callable[[Tensor], Tensor]
 
 
 def _culprit(module: nn.Module, memo: Memo) -> str:
-    """Which attribute cannot be copied; empty where each can."""
     memo = memo | {id(each): each for each in (*module.modules(), *module.parameters(), *module.buffers())}
     for name, part in module.named_modules():
         for key, value in vars(part).items():

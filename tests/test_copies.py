@@ -150,12 +150,6 @@ def test_a_hook_of_a_parameter_is_the_copys_too() -> None:
     assert not made.weight.grad.any()  # type: ignore[union-attr, operator]
 
 
-def test_lazy_parameters_are_copied_and_lazy_buffers_named() -> None:
-    assert isinstance(copied_module(nn.Sequential(nn.LazyLinear(2))), nn.Sequential)
-    with pytest.raises(ConfigError, match=r"^1\.running_mean, .*: call the model once"):
-        copied_module(nn.Sequential(nn.LazyLinear(2), nn.LazyBatchNorm1d()))
-
-
 def test_an_attribute_that_cannot_be_copied_is_named() -> None:
     model = nn.Sequential(nn.Linear(6, 2))
     model[0].lock = threading.Lock()  # type: ignore[assignment]

@@ -82,7 +82,7 @@ def _command(strategy: str) -> None:
 
 def _preview(config: RunConfig, as_json: bool, full: bool) -> None:
     with as_config_error("the start of the run"), redirect_stdout(sys.stderr), importing_torch():
-        from dpexp.engine.dry_run import dry_run  # imports torch
+        from dpexp.engine.prediction import dry_run  # imports torch
 
         record = dry_run(config)
     _show(record, as_json, full, sys.stdout)

@@ -155,7 +155,6 @@ class RunConfig:
             )
 
     def _strategy_options(self) -> StrategyOptions:
-        """``options`` as an instance of the strategy's class, which validates itself."""
         wanted, options = STRATEGY_OPTIONS[self.strategy], self.options
         if isinstance(options, Mapping):
             known = {field.name for field in option_fields(wanted)}

@@ -60,11 +60,6 @@ class StrategyOptions:
 class RankOptions(StrategyOptions):
     """Options of a strategy that starts its ranks with torchrun's launcher, unless they run already."""
 
-    comm: str = option(
-        "auto",
-        "Communication backend of the ranks; auto is nccl on CUDA and gloo on the CPU.",
-        choices=("auto", "gloo"),
-    )
     comm_timeout: float = option(
         60.0, "Seconds of silence after which a rank counts as lost.", min=1.0, max=1e6
     )

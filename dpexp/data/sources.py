@@ -121,7 +121,6 @@ class RandomSource(Source):
         return Loaded(description, samples, note=f"{made}; {NO_TARGETS}")
 
     def _inferred(self, name: str, layer: nn.Module | None) -> tuple[int, ...]:
-        """The shape of a sample that the layer takes. Raises ConfigError where it does not say."""
         if isinstance(layer, nn.Linear) and layer.in_features:
             return (layer.in_features,)
         if isinstance(layer, nn.Embedding):
@@ -139,7 +138,6 @@ class RandomSource(Source):
 
 
 def _parsed(text: str, where: str) -> tuple[int, ...]:
-    """``3x32x32`` or ``5`` as numbers."""
     if not re.fullmatch(r"\d{1,9}(x\d{1,9})*", text, re.ASCII):
         raise ConfigError(f"{where}: shape '{text}' is not a shape: write 5, or 3x32x32")
     return tuple(map(int, text.split("x")))

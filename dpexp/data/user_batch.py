@@ -73,7 +73,6 @@ def _rows(values: tuple[Any, ...]) -> int | None:
 
 
 def _is_one_argument(value: Any, targets: Any, forward: inspect.Signature | None) -> bool:
-    """Whether the input is one argument of the forward, and not several."""
     if not isinstance(value, list | tuple) or isinstance(value, PackedSequence):
         return True
     rows, first = _rows((targets,)), next(tensors.walk(value), None)
@@ -90,16 +89,6 @@ def _takes(forward: inspect.Signature | None, count: int) -> bool:
     except TypeError:
         return False
     return True
-
-
-def without_target(batch: Batch, forward: inspect.Signature | None) -> str:
-    """What to do about a forward that takes the target and did not get it; empty for others."""
-    if batch.targets is None or not _takes_target(forward, len(batch.inputs)):
-        return ""
-    return (
-        ". The forward takes the target, too; beside a loss function it gets that of a dict only: give "
-        "batches as dicts of its arguments"
-    )
 
 
 def _takes_target(forward: inspect.Signature | None, position: int) -> bool:
@@ -122,7 +111,6 @@ def forward_signature(model: nn.Module) -> inspect.Signature | None:
 def _of_mapping(
     values: Mapping[str, Any], forward: inspect.Signature | None, what: str
 ) -> tuple[tuple[Any, ...], Any]:
-    """The positional arguments of ``model(**batch)``, and the target or None."""
     key = next((name for name in TARGETS if name in values), None)
     target = values[key] if key else None
     takes_target = forward is not None and key in forward.parameters

@@ -101,7 +101,6 @@ def _is_a_sample(values: Any) -> bool:
 
 
 def _epochs(value: Any, make: Callable[[], Any] | None, what: str) -> Epochs:
-    """The epochs of a part of the data; ``make`` makes it anew. Raises ConfigError for another form."""
     if _is_arrays(value):
         return Samples.of(_tensors(value), what)
     if isinstance(value, Iterator) and make is not None:
@@ -129,7 +128,6 @@ def _epochs(value: Any, make: Callable[[], Any] | None, what: str) -> Epochs:
 
 
 def _collated(dataset: Any, numbers: Tensor) -> Any:
-    """Samples of a data set as one batch."""
     return default_collate([dataset[number] for number in numbers.tolist()])
 
 
@@ -160,7 +158,6 @@ def _is_arrays(value: Any) -> bool:
 
 
 def _tensors(value: Any) -> Any:
-    """Tensors and arrays as tensors."""
     if isinstance(value, tuple):
         return tuple(map(_tensors, value))
     if isinstance(value, Mapping):

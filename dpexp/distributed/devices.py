@@ -144,7 +144,6 @@ class DeviceRequest:
         return DeviceSelection(requested, (found[world.local_rank],))
 
     def _check_one(self, used: Sequence[torch.device]) -> None:
-        """Raises ConfigError where the options name several devices; ``auto`` names none."""
         if len(used) > 1 and (self.virtual or self.devices != "auto"):
             option, one = ("--virtual", 1) if self.virtual else ("--devices", used[0])
             raise ConfigError(

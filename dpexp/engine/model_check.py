@@ -15,7 +15,6 @@ from dpexp.config.errors import ConfigError, describe
 from dpexp.config.words import listed, plural
 from dpexp.copies import check_copyable
 from dpexp.data.objective import Objective
-from dpexp.data.user_batch import without_target
 from dpexp.engine.prepared import Prepared
 from dpexp.parallel.random_layers import mark_drawing
 from dpexp.strategies.module_calls import ModuleCall, running_calls
@@ -41,7 +40,6 @@ def check_model(model: nn.Module, *, trains: bool, copies: bool) -> None:
 
 
 def _check_no_data_parallel(model: nn.Module) -> None:
-    """Raises ConfigError for an ``nn.DataParallel`` that ``block`` has not taken out."""
     found = [name for name, module in model.named_modules() if isinstance(module, nn.DataParallel)]
     if found:
         names = listed([name or "the model" for name in found])
@@ -78,7 +76,6 @@ def try_one_batch(prepared: Prepared) -> Objective:
         preserved(model),
         without_ranks(model),
         torch.set_grad_enabled(strategy.trains),
-        _with_advice(without_target(first, prepared.data.forward)),
     ):
         with (
             devices.autocast(devices.HOST, prepared.autocast),
@@ -92,15 +89,6 @@ def try_one_batch(prepared: Prepared) -> Objective:
         prepared.evaluation.try_metrics(outputs, batch.targets)
     mark_drawing(model, draws.names)
     return objective
-
-
-@contextmanager
-def _with_advice(text: str) -> Iterator[None]:
-    """A ConfigError in this context ends with what may be done about it."""
-    try:
-        yield
-    except ConfigError as error:
-        raise ConfigError(f"{error}{text}") from error.__cause__
 
 
 def _probed(objective: Objective, outputs: Any, targets: Any) -> Objective:

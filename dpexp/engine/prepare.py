@@ -117,7 +117,6 @@ def _prepared(
 
 
 def _group_of(config: RunConfig, world: World | None) -> ProcessGroup:
-    """The process group of the ranks of the world. Raises ConfigError, LostContact."""
     used = DeviceRequest(config.devices, config.virtual, config.options).of_rank(world).used
     options = config.options if isinstance(config.options, RankOptions) else None
     return init_process_group(world, options, used[0] if used else devices.HOST)
@@ -150,7 +149,6 @@ def _batch_size(config: RunConfig, dataset: Dataset) -> int:
 
 
 def _unused_size(wanted: int, batch_size: int) -> str:
-    """That the data has batches of its own, where ``--batch-size`` asks for others; else empty."""
     if wanted in (BATCH_SIZE, batch_size):
         return ""
     return f"batches are those of the data, of {plural(batch_size, 'row')}: --batch-size is not used"
@@ -166,7 +164,6 @@ def _schedule(config: RunConfig, dataset: Dataset, batch_size: int) -> Schedule:
 
 
 def _dataset(config: RunConfig, source: Source, model: nn.Module, validation: Factory | None) -> Dataset:
-    """The samples of the source for this model; those held out are of ``--validation``, if it is given."""
     dataset = source.dataset(model, config.seed)
     if validation is not None:
         with kept_globals():  # of a seed of its own: a factory that draws rows must not draw the others again
@@ -177,7 +174,6 @@ def _dataset(config: RunConfig, source: Source, model: nn.Module, validation: Fa
 
 
 def _metrics(found: Mapping[str, Factory], model: nn.Module) -> Metrics | None:
-    """Those of ``--metrics``, else the model's."""
     given = found.get("metrics")
     return metrics_of(model) if given is None else given.bound(given.load(), 2)
 

@@ -95,7 +95,6 @@ class Copies(torch.autograd.Function):
 
 
 def _sum(grads: Sequence[torch.Tensor | None], device: torch.device) -> torch.Tensor | None:
-    """The gradients of replicas that are not None, in their order; sparse if all are."""
     given = [non_blocking_to(grad, device) for grad in grads if grad is not None]
     # a dense one takes a sparse one, not the reverse
     return reduce(lambda a, b: b + a if a.is_sparse else a + b, given) if given else None

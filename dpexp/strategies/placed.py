@@ -192,7 +192,6 @@ class Shards:
 
 
 def _full(tensor: Any) -> torch.Tensor:
-    """The tensor, gathered from all ranks where it is a ``DTensor``."""
     return tensor.full_tensor() if hasattr(tensor, "placements") else tensor  # type: ignore[no-any-return]
 
 

@@ -170,7 +170,6 @@ class Fsdp(Strategy):
 
 
 def _is_apart(model: nn.Module, name: str) -> bool:
-    """Whether a submodule has parameters, all of which only it has."""
     own = set(model.get_submodule(name).parameters())
     named = model.named_parameters(remove_duplicate=False)
     return bool(own) and all(key.startswith(f"{name}.") for key, each in named if each in own)

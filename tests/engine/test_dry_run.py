@@ -15,8 +15,7 @@ from torch import Tensor, nn
 import dpexp
 from dpexp import devices
 from dpexp.config.run_config import RunConfig
-from dpexp.engine.dry_run import dry_run
-from dpexp.engine.prediction import PlacementError, predict
+from dpexp.engine.prediction import PlacementError, dry_run, predict
 from dpexp.engine.prepare import prepare
 from dpexp.measurement.observe import device_map, observe
 from dpexp.record.record import Record, Row

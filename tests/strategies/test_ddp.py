@@ -14,7 +14,7 @@ from helpers.launching import left_behind, record, run, torchrun
 
 from dpexp.config.run_config import RunConfig
 from dpexp.config.strategy_options import DdpOptions
-from dpexp.engine.dry_run import dry_run
+from dpexp.engine.prediction import dry_run
 from dpexp.strategies.ranks import Ddp
 from dpexp.timing import Timer
 
