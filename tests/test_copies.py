@@ -96,20 +96,6 @@ def test_a_hook_of_a_copy_writes_to_the_copy(hook: Any) -> None:
     assert torch.equal(made(ROWS), model(ROWS))
 
 
-def test_a_function_that_a_copy_shares_counts_for_both() -> None:
-    model, count = Hooked(), 0
-
-    def hook(module: nn.Module, args: Any, outputs: Tensor) -> None:
-        nonlocal count
-        count += 1
-        model.kept["first"] = outputs
-
-    model.first.register_forward_hook(hook)
-    copied_module(model)(ROWS)
-    model(ROWS)
-    assert count == 2
-
-
 def test_a_forward_that_was_replaced_by_a_closure_computes_with_the_copys_parameters() -> None:
     model = nn.Sequential(nn.Linear(6, 2))
     forward = model.forward

@@ -80,13 +80,6 @@ def test_a_number_that_pytorch_would_wrap_is_not_planned() -> None:
     assert planned.used == (torch.device("cuda", 0), torch.device("cuda", 127))
 
 
-def test_only_place_and_custom_plan_devices_of_several_kinds() -> None:
-    with pytest.raises(ConfigError, match="whole needs devices of one kind, these are cuda and mps"):
-        request("whole", "cuda:0,mps", planned=True).select()
-    planned = request("place", "cuda:0,mps", planned=True).select()
-    assert planned.used == (torch.device("cuda", 0), torch.device("mps", 0))
-
-
 @pytest.mark.parametrize(
     ("strategy", "devices", "message"),
     [

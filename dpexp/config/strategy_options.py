@@ -26,7 +26,6 @@ class StrategyOptions:
     ``default_model``: the default of ``--model``. ``examples``: options that the end of the help shows.
     ``emulated``: how many devices a run emulates where ``--devices auto`` finds no accelerator.
     ``uses_one_device``: whether it is an error to name several.
-    ``mixes_kinds``: whether the devices may be of several kinds, as a CUDA and an MPS device.
     ``copies_to_all``: whether a model is copied to devices too that get no rows of a small batch.
     """
 
@@ -35,7 +34,6 @@ class StrategyOptions:
     examples: ClassVar[tuple[str, ...]] = ()
     emulated: ClassVar[int] = 0
     uses_one_device: ClassVar[bool] = False
-    mixes_kinds: ClassVar[bool] = False
     copies_to_all: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -144,7 +142,6 @@ class PlaceOptions(StrategyOptions):
         "--place 'block*=cuda:0' --dry-run",
     )
     emulated = 2
-    mixes_kinds = True
     place: tuple[str, ...] = option(
         (),
         "Submodules and their device, as layers.*=cuda:0; repeat for several. Others go to the first device.",
@@ -202,7 +199,6 @@ class CustomOptions(RankOptions):
         "--layout layout.py:parallelize --mesh dp=2,tp=2",
         "--layout layout.py:parallelize --virtual 2",
     )
-    mixes_kinds = True
     layout: str = option(
         "",
         "Function that lays the model out: (model, mesh) -> module, or (model, devices) -> module.",

@@ -70,14 +70,6 @@ def test_several_inputs_numbers_and_keyword_arguments() -> None:
             torch.testing.assert_close(torch.autograd.grad(found.sum(), inputs), wanted, **EXACT)
 
 
-def test_a_module_without_arguments_runs_once_on_the_first_device() -> None:
-    calls: list[Any] = []
-    module = Call(lambda: calls.append(current_device()) or torch.ones(2))
-    assert torch.equal(DataParallel(module, virtual(3))(), torch.ones(2))
-    assert torch.equal(data_parallel(module, None, virtual(3)), torch.ones(2))
-    assert calls == [(torch.device("cpu", 0), 0)] * 2
-
-
 class Tied(nn.Module):
     """One layer under two names, called twice, one weight in two layers, and weights in a list."""
 
@@ -166,11 +158,10 @@ def test_autocast_around_and_inside_of_the_module() -> None:
     assert DataParallel(Call(forward), virtual(3))(x).dtype == torch.bfloat16
 
 
-@pytest.mark.parametrize("layer", [nn.Tanh, nn.Dropout, nn.RReLU])
-def test_the_same_seed_gives_the_same_bits(layer: Callable[[], nn.Module]) -> None:
+def test_the_same_seed_gives_the_same_bits() -> None:
     def run() -> list[torch.Tensor | None]:
         torch.manual_seed(0)
-        net = nn.Sequential(nn.Linear(20, 30), layer(), nn.Linear(30, 30), layer(), nn.Linear(30, 3))
+        net = nn.Sequential(nn.Linear(20, 30), nn.Dropout(), nn.Linear(30, 30), nn.RReLU(), nn.Linear(30, 3))
         DataParallel(net, virtual(8))(torch.randn(30, 20)).square().sum().backward()
         return gradients(net)
 

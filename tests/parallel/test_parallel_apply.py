@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch._utils import ExceptionWrapper
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
@@ -115,13 +114,6 @@ def test_a_dispatch_mode_of_the_caller_sees_replicas_that_wait_for_each_other() 
         out.sum().backward()
     assert torch.equal(out, nn.functional.linear(batch, module.weight, module.bias))
     assert counter.get_total_flops() == 2 * 9 * 2 * 5 * 2
-
-
-def test_fake_tensors_are_computed_in_the_thread_of_their_mode() -> None:
-    with FakeTensorMode():
-        outputs = DataParallel(nn.Linear(5, 2), virtual(3))(torch.randn(9, 5))
-        assert apply(threading.get_ident) == [threading.get_ident()] * 3
-    assert outputs.shape == (9, 2)
 
 
 def test_checkpoint_around_replicas_gives_the_gradients_of_each() -> None:

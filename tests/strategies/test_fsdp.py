@@ -1,10 +1,10 @@
 """fsdp: shards of parameters on every rank, the results of a single device."""
 
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.command_lines import ROOT
 from helpers.in_ranks import in_ranks, records
 from torch import nn
 
@@ -65,30 +65,13 @@ def test_a_list_of_modules_is_sharded_module_by_module_and_a_tied_block_by_the_r
     assert strategy.blocks(nn.Linear(4, 4)) == []
 
 
-TIED = """
-import torch
-from torch import nn
-class Tied(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.embedding, self.body = nn.Embedding(50, 8), nn.Linear(8, 8)
-        self.head = nn.Linear(8, 50, bias=False)
-        self.head.weight = self.embedding.weight
-    def forward(self, ids):
-        return self.head(self.body(self.embedding(ids)))
-    def example(self, samples, generator):
-        ids = torch.randint(0, 50, (samples, 5), generator=generator)
-        return ids, torch.randn(samples, 5, 50, generator=generator)
-"""
-
-
-def test_tied_weights_are_sharded_as_one(tmp_path: Path) -> None:
-    (tmp_path / "tied.py").write_text(TIED)
-    (found,) = records(2, SHORT | {"strategy": "fsdp", "model": f"{tmp_path}/tied.py:Tied"})
+def test_tied_weights_are_sharded_as_one() -> None:
+    nets = ROOT / "tests" / "verification" / "cases" / "nets.py"
+    (found,) = records(2, SHORT | {"strategy": "fsdp", "model": f"{nets}:Tied"})
     assert found.verification["passed"] is True
     assert {row["module"]: row["local_shape"] for row in found.device_map if row["rank"] == 0} == {
-        "embedding": [25, 8],
-        "body": [4],
+        "table": [13, 12],
+        "body": [6],
     }
 
 

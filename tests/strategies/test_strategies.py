@@ -95,15 +95,6 @@ def test_only_block2_is_split_and_the_others_get_the_full_batch() -> None:
     assert split(rows, "block2", "outside") == [[([[n, 20]], [[n, 20]])] for n in TUTORIAL]
 
 
-def test_the_device_map_shows_what_is_replicated() -> None:
-    mapped = {
-        row["module"]: row for row in device_map(lay_out("block", virtual=3)) if row["parameter"] == "weight"
-    }
-    assert (mapped["block1"]["device"], mapped["block1"]["replicas"]) == ("cpu:0", [])
-    assert (mapped["block2"]["device"], mapped["block2"]["replicas"]) == ("cpu:0", ["cpu:1", "cpu:2"])
-    assert (mapped["block2"]["shape"], mapped["block2"]["bytes"]) == ([20, 20], 1600)
-
-
 def test_hybrid_keeps_the_embedding_on_the_host_and_shows_the_transfer() -> None:
     placed = lay_out("hybrid", virtual=1)
     first = [row for row in observed(placed, width=None) if row["batch"] == 0 and row["module"]]
