@@ -56,19 +56,6 @@ def test_outputs_and_gradients_equal_the_single_module_and_torchs_own(rows: int)
         assert_close(found, results[0])
 
 
-def test_the_accelerator_and_the_host_together() -> None:
-    module, x = net(), torch.randn(9, 6, dtype=widest())
-    devices = [pair()[0], torch.device("cpu", 0), torch.device("cpu")]
-    out = DataParallel(module, devices, output_device="cpu")(x)
-    assert out.device.type == "cpu"
-    out.square().sum().backward()
-    found = grads(module)
-    expected = module(x.to(pair()[0]))
-    expected.square().sum().backward()
-    assert_close(out, expected.cpu())
-    assert_close(found, grads(module))
-
-
 def test_sparse_gradients_come_back_from_another_device() -> None:
     table = nn.Embedding(10, 4, sparse=True).to(pair()[0], widest())
     ids = torch.randint(10, (9, 2), device=pair()[0])

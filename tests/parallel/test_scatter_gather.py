@@ -8,7 +8,6 @@ import hypothesis.strategies as st
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
-from torch.autograd import gradcheck, gradgradcheck
 from torch.nn.utils.rnn import pack_sequence
 
 from dpexp.devices import virtual
@@ -120,8 +119,6 @@ def test_gather_concatenates_and_sends_gradients_to_each_replica() -> None:
     gathered.backward(grad)
     assert torch.equal(a.grad, grad[:3])
     assert torch.equal(b.grad, grad[3:])
-    assert gradcheck(lambda *xs: gather(xs, "cpu"), (a, b))
-    assert gradgradcheck(lambda *xs: gather(xs, "cpu"), (a, b))
 
 
 def test_dicts_are_gathered_by_key_whatever_the_order_of_their_entries() -> None:
