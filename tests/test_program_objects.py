@@ -115,57 +115,33 @@ def test_a_list_of_samples_is_not_a_list_of_batches() -> None:
 
 TUTORIAL = """
 import torch
-import torch.nn as nn
-from torch.utils.data import Dataset, DataLoader
-
-input_size, output_size, batch_size, data_size = 5, 2, 30, 100
-device = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
-
-
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
 class RandomDataset(Dataset):
-
     def __init__(self, size, length):
-        self.len = length
-        self.data = torch.randn(length, size)
-
+        self.len, self.data = length, torch.randn(length, size)
     def __getitem__(self, index):
         return self.data[index]
-
     def __len__(self):
         return self.len
-
-rand_loader = DataLoader(dataset=RandomDataset(input_size, data_size),
-                         batch_size=batch_size, shuffle=True)
-
-
 class Model(nn.Module):
-    # Our model
-
     def __init__(self, input_size, output_size):
         super(Model, self).__init__()
         self.fc = nn.Linear(input_size, output_size)
-
     def forward(self, input):
         output = self.fc(input)
-        print("\\tIn Model: input size", input.size(),
-              "output size", output.size())
-
+        print("In Model: input size", input.size(), "output size", output.size())
         return output
-
-model = Model(input_size, output_size)
-model.to(device)
-
+rand_loader = DataLoader(dataset=RandomDataset(5, 100), batch_size=30, shuffle=True)
+model = Model(5, 2)
 for data in rand_loader:
-    input = data.to(device)
-    output = model(input)
-    print("Outside: input size", input.size(),
-          "output_size", output.size())
+    print("Outside: input size", data.size(), "output size", model(data).size())
 """
-"""S. Kim, "Optional: Data Parallelism", PyTorch tutorials."""
+"""After S. Kim, "Optional: Data Parallelism", PyTorch tutorials."""
 
 
 @pytest.mark.usefixtures("dpexp_home")
-def test_the_tutorial_runs_as_it_is_written(tmp_path: Path) -> None:
+def test_a_script_runs_as_the_tutorial_writes_it(tmp_path: Path) -> None:
     (tmp_path / "tutorial.py").write_text(TUTORIAL)
     words = ["whole", "--virtual", "3", "--steps", "2", "--warmup", "1", "--phase-steps", "1", "--no-track"]
     words += ["--model", "tutorial.py:model", "--data", "tutorial.py:rand_loader", "--json"]

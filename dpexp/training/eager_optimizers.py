@@ -5,7 +5,7 @@ PyTorch wraps their methods, to mark for ``torch.compile`` where a graph ends an
     SGD.step               hooks and profiler(gradients off, graph ends(step))      imports torch._dynamo
     eager(SGD).step        hooks and profiler(gradients off(step))
 
-A run compiles modules and no optimizer. PyTorch's own classes stay as they are.
+A run compiles no optimizer. PyTorch's own classes stay as they are.
 """
 
 import functools

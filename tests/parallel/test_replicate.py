@@ -107,28 +107,6 @@ def test_tied_parameters_and_shared_layers_stay_tied() -> None:
         assert replica.other.weight is replica.layer.weight
 
 
-def test_hooks_and_plain_attributes_are_shared() -> None:
-    seen: list[int] = []
-    net = nn.Linear(3, 2)
-    net.notes = []  # type: ignore[assignment]
-    net.register_forward_hook(lambda module, args, output: seen.append(len(output)))
-    DataParallel(net, virtual(3))(torch.zeros(7, 3))
-    assert sorted(seen) == [1, 3, 3]
-    assert all(replica.notes is net.notes for replica in replicate(net, virtual(2)))
-
-
-def test_replicas_reflect_a_step_of_the_optimizer_and_a_new_layer() -> None:
-    net = norm_net().eval()
-    wrapped, x = DataParallel(net, virtual(3)), torch.randn(7, 4)
-    before = wrapped(x)
-    before.sum().backward()
-    torch.optim.SGD(net.parameters(), lr=0.5).step()
-    net.append(nn.Tanh())
-    after = wrapped(x)
-    torch.testing.assert_close(after, net(x))
-    assert not torch.equal(before, after)
-
-
 def test_replicas_leave_no_reference_cycles_and_die_with_their_call() -> None:
     """In a process of its own: what other threads of this one drop at that moment is none of theirs."""
     done = python(
