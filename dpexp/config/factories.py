@@ -85,8 +85,11 @@ class Factory:
                 raise ConfigError(f"{self.where}: {gone(self.target)}")
             return self.live
         try:
-            is_file = self.module.endswith(".py")
-            loaded: Any = _import_file(self.module) if is_file else _import_named(self.module)
+            if self.module.endswith(".py"):
+                loaded: Any = _import_file(self.module)
+            else:
+                _add_to_path(Path.cwd())
+                loaded = importlib.import_module(self.module)
         except (Exception, SystemExit) as error:
             raise ConfigError(f"{self.where}: cannot import {self.module}: {describe(error)}") from error
         for part in self.attribute.split("."):
@@ -187,12 +190,6 @@ def _unknown(flag: str, text: str, name: str, aliases: Aliases) -> ConfigError:
     if not aliases:
         return ConfigError(f"{flag} {text}: write package.module:function or FILE.py:function")
     return unknown(flag.lstrip("-"), name, aliases, flag)
-
-
-def _import_named(name: str) -> ModuleType:
-    """The module of this dotted name. Raises whatever its import raises."""
-    _add_to_path(Path.cwd())
-    return importlib.import_module(name)
 
 
 def _import_file(text: str) -> ModuleType:

@@ -17,7 +17,7 @@ from dpexp.copies import check_copyable
 from dpexp.data.objective import Objective
 from dpexp.engine.prepared import Prepared
 from dpexp.parallel.random_layers import mark_drawing
-from dpexp.strategies.module_calls import ModuleCall, running_calls
+from dpexp.strategies.module_calls import running_calls
 from dpexp.strategies.sync_batch_norm import without_ranks
 from dpexp.training.preserve import preserved
 from dpexp.verification.mode import drawing_modules
@@ -113,12 +113,10 @@ def misfit_as_config_error(model: nn.Module) -> Iterator[None]:
         except Exception as error:
             if isinstance(error, ConfigError) or not running:
                 raise
-            raise ConfigError(_misfit_message(running[-1], error)) from error
-
-
-def _misfit_message(call: ModuleCall, error: Exception) -> str:
-    where, inputs = f"module '{call.name}'" if call.name else "the model", list(tensors.walk(call.inputs))
-    definition = "" if list(call.module.children()) else f" ({call.module})"
-    shown = [f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}" for tensor in inputs]
-    got = ", ".join(shown) or "no tensor"
-    return f"the model does not fit the data: {where}{definition} got {got}: {describe(error)}"
+            call, inputs = running[-1], list(tensors.walk(running[-1].inputs))
+            where = f"module '{call.name}'" if call.name else "the model"
+            definition = "" if list(call.module.children()) else f" ({call.module})"
+            shown = [f"{tuple(each.shape)} {str(each.dtype).removeprefix('torch.')}" for each in inputs]
+            got = ", ".join(shown) or "no tensor"
+            text = f"the model does not fit the data: {where}{definition} got {got}: {describe(error)}"
+            raise ConfigError(text) from error

@@ -52,7 +52,7 @@ def execute(
         measurement.warm_up()
         measurement.time_steps()
         measurement.record_digests()
-        measurement.compare_last()
+        verification.last(measurement.log.written)  # further steps, from the trained state
         measurement.time_phases()
         measurement.profile()
         measurement.count_collectives()
@@ -73,7 +73,7 @@ class Measurement:
 
     def __post_init__(self) -> None:
         self._schedule, self._group = self.prepared.schedule, self.prepared.group
-        self._log = StepLog(self.journal, self._group, self.signals, self.progress)
+        self.log = StepLog(self.journal, self._group, self.signals, self.progress)
 
     def warm_up(self) -> None:
         """Take steps that are not measured, until allocators, caches and autotuning are warm."""
@@ -81,10 +81,6 @@ class Measurement:
         batches = islice(self.prepared.endless_batches(), self._schedule.warmup)
         self.verification.first(self.trainer, batches)
         self.trainer.take_steps(map(self.prepared.part, batches))
-
-    def compare_last(self) -> None:
-        """Compare further steps, from the trained state; later ones accumulate as without them."""
-        self.verification.last(self._log.written)
 
     # --- timed steps ---
 
@@ -104,13 +100,13 @@ class Measurement:
                 self._evaluate()
             self._flush()
         except BaseException:
-            self._log.keep()
+            self.log.keep()
             raise
 
     def _time_epoch(self, epoch: int, count: int) -> None:
         for step in timed_steps(self.trainer, islice(self.prepared.local_batches(epoch), count)):
-            self._log.pending.append(step)
-            if self._log.must_flush:
+            self.log.pending.append(step)
+            if self.log.must_flush:
                 self._flush()
 
     def _flush(self) -> None:
@@ -118,7 +114,7 @@ class Measurement:
 
         Raises RunError for a loss that is not finite, and what a signal asks for that user code swallowed.
         """
-        before, losses, optimizer = self._log.written, self._log.flush(), self.prepared.optimizer
+        before, losses, optimizer = self.log.written, self.log.flush(), self.prepared.optimizer
         for step, loss in enumerate(losses, before):
             if not math.isfinite(loss):
                 remedy = f": try a smaller --lr than {optimizer.lr:g}" if optimizer is not None else ""

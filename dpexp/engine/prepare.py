@@ -27,7 +27,7 @@ from dpexp.distributed.world import World
 from dpexp.engine.model_check import check_model, try_one_batch, turn_off_cache
 from dpexp.engine.prepared import Prepared, Schedule
 from dpexp.engine.references import factories
-from dpexp.measurement.evaluation import Evaluation, Metrics, metrics_of
+from dpexp.measurement.evaluation import Evaluation, metrics_of
 from dpexp.models import registry as models
 from dpexp.record.files import check_writable
 from dpexp.strategies.registry import STRATEGIES
@@ -54,10 +54,15 @@ def prepare(
     strategy = STRATEGIES[config.strategy](
         config.options, group or ProcessGroup(), config.backend, trains=not config.eval
     )
-    source, model = _source_and_model(config, named)
+    seed_globals(config.seed)
+    source = data.source(named["data"], named.get("loss"), config.reduction)
+    seed_globals(config.seed)  # the weights do not depend on how much the data drew
+    model = models.build(named["model"], source.features)
     cache_note = turn_off_cache(model)
     dataset = _dataset(config, source, model, named.get("validation"))
     batch_size = _batch_size(config, dataset)
+    given = named.get("metrics")
+    metrics = metrics_of(model) if given is None else given.bound(given.load(), 2)
     prepared = Prepared(
         strategy=strategy,
         request=request,
@@ -70,7 +75,7 @@ def prepare(
         dtype=getattr(torch, config.dtype),
         autocast=config.autocast,
         schedule=_schedule(config, dataset, batch_size),
-        evaluation=Evaluation(dataset.test, _metrics(named, model), bool(config.validation)),
+        evaluation=Evaluation(dataset.test, metrics, bool(config.validation)),
         factories=named,
         run_name=config.run_name,
     )
@@ -86,7 +91,9 @@ def prepare_ranks(config: RunConfig, objects: Mapping[str, Any] | None, world: W
 
     Raises ConfigError, LostContact; JournalError in the first rank, which cannot record.
     """
-    group = _group_of(config, world)
+    used = DeviceRequest(config.devices, config.virtual, config.options).of_rank(world).used
+    options = config.options if isinstance(config.options, RankOptions) else None
+    group = init_process_group(world, options, used[0] if used else devices.HOST)
     error: BaseException
     try:
         prepared, facts = group.together(lambda: _prepared(config, objects, world, group))
@@ -114,20 +121,6 @@ def _prepared(
     if group.is_first:
         check_writable(home() / "runs")
     return prepared, facts
-
-
-def _group_of(config: RunConfig, world: World | None) -> ProcessGroup:
-    used = DeviceRequest(config.devices, config.virtual, config.options).of_rank(world).used
-    options = config.options if isinstance(config.options, RankOptions) else None
-    return init_process_group(world, options, used[0] if used else devices.HOST)
-
-
-def _source_and_model(config: RunConfig, named: Mapping[str, Factory]) -> tuple[Source, nn.Module]:
-    """Both begin with the seed: the weights do not depend on how much the data drew."""
-    seed_globals(config.seed)
-    source = data.source(named["data"], named.get("loss"), config.reduction)
-    seed_globals(config.seed)
-    return source, models.build(named["model"], source.features)
 
 
 def _batch_size(config: RunConfig, dataset: Dataset) -> int:
@@ -171,11 +164,6 @@ def _dataset(config: RunConfig, source: Source, model: nn.Module, validation: Fa
             given = data.source(validation).dataset(model, config.seed)
         dataset = replace(dataset, test=given.test or given)
     return dataset.to(getattr(torch, config.dtype))
-
-
-def _metrics(found: Mapping[str, Factory], model: nn.Module) -> Metrics | None:
-    given = found.get("metrics")
-    return metrics_of(model) if given is None else given.bound(given.load(), 2)
 
 
 def _check(prepared: Prepared) -> None:
