@@ -105,6 +105,8 @@ class MarkResults(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
+        if torch.compiler.is_compiling():  # a tensor of a graph has no mark; OnDevice marks the outputs
+            return result
         for tensor in walk((args, kwargs)):
             device = tensor_device(tensor, HOST)
             if device != HOST:
