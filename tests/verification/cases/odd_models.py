@@ -168,7 +168,7 @@ class Reads(Two):
         return self.head(x)
 
 
-@refused("single", words="x.to(self.fc.weight.dtype)")
+@refused("single", words="must have the same dtype")
 class Casts(Two):
     """Has a layer in bfloat16."""
 
