@@ -51,7 +51,7 @@ class Source:
         self.where = where
 
     def dataset(self, model: nn.Module, seed: int) -> Dataset:
-        """The samples with the loss of this model, which takes them in this form. Raises ConfigError."""
+        """The samples as the model takes them, and its loss. Raises ConfigError; here NotImplementedError."""
         raise NotImplementedError
 
     def of_parts(
