@@ -158,7 +158,7 @@ def execute(
                     observations,
                     passes,
                     prediction,
-                    ranks,
+                    prepare,
                     run_globals,
                 )
 
@@ -166,7 +166,7 @@ def execute(
                 if is_last or world is not None:
                     gc.freeze()  # collecting what torch has imported would take a second at the process's end
                 globals_of_run.enter_context(run_globals.run_globals(config))
-                prepared = ranks.prepare_ranks(config, objects, world)
+                prepared = prepare.prepare_ranks(config, objects, world)
                 if world is None and prepared.may_mix_devices:
                     prediction.check_devices(prepared)
                 facts = observations.run_facts(config, prepared) if is_recorder else {}

@@ -6,8 +6,6 @@ import pytest
 import torch
 
 from dpexp import devices
-from dpexp.record.figures import summarize
-from dpexp.record.record import Record
 from dpexp.timing import Timer
 
 
@@ -41,17 +39,6 @@ def test_the_timeline_starts_at_zero_and_is_inside_its_step() -> None:
     assert replica["end_us"] <= forward["end_us"] <= step["end_us"]
     assert (replica["replica"], replica["device"]) == (1, "cpu:1")
     assert "parallel_apply" not in timer.phases  # a replica's part is not a phase of the step
-
-
-def test_coverage_counts_nested_and_overlapping_phases_once() -> None:
-    record = Record()
-    record.timeline = [
-        {"step": 0, "phase": "step", "start_us": 0, "end_us": 100},
-        {"step": 0, "phase": "forward", "start_us": 10, "end_us": 50},
-        {"step": 0, "phase": "scatter", "start_us": 20, "end_us": 30},
-        {"step": 0, "phase": "backward", "start_us": 40, "end_us": 90},
-    ]
-    assert summarize(record)["phase_coverage"] == pytest.approx(0.8)
 
 
 def test_a_step_that_raises_stops_the_recording() -> None:

@@ -22,7 +22,7 @@ from dpexp.config.errors import ConfigError
 from dpexp.config.options import flag_name, option_fields, types_of
 from dpexp.config.process import command
 from dpexp.config.run_config import RunConfig, option_names
-from dpexp.config.strategy_options import STRATEGY_OPTIONS, LaunchOptions
+from dpexp.config.strategy_options import STRATEGY_OPTIONS, RankOptions
 from dpexp.config.words import did_you_mean, shown
 
 _PREFIX = "DPEXP_"
@@ -128,11 +128,11 @@ def check_environment(environ: Mapping[str, str] = os.environ) -> None:
 # --- panels and examples of the help -------------------------------------------------------------
 
 OUTPUT = "Output"
-RANKS = [field.name for field in option_fields(LaunchOptions)]
+RANKS = [field.name for field in option_fields(RankOptions)]
 PANELS: dict[str, list[str]] = {
     "Model and data": [
         *("model", "data", "loss", "metrics", "validation", "reduction", "batch_size", "optimizer", "lr"),
-        *("clip_norm", "accumulate", "dtype", "autocast", "compile", "seed", "eval"),
+        *("clip_norm", "accumulate", "dtype", "autocast", "seed", "eval"),
     ],
     "Devices and layout": ["devices", "virtual", "backend", "threads", *RANKS],
     "Measuring": ["steps", "epochs", "warmup", "phase_steps", "profile", "check"],

@@ -17,8 +17,8 @@ from dpexp.config.errors import Terminated, as_config_error, describe, text_of
 from dpexp.config.run_config import RunConfig
 from dpexp.config.strategy_options import STRATEGY_OPTIONS
 from dpexp.distributed.world import World
-from dpexp.engine.inventory import registry
 from dpexp.engine.progress import importing_torch
+from dpexp.models.registry import registry
 from dpexp.record.record import Record
 from dpexp.report import listing, terminal
 from dpexp.run import execute
@@ -81,7 +81,7 @@ def _command(strategy: str) -> None:
 
 def _preview(config: RunConfig, as_json: bool, full: bool) -> None:
     with as_config_error("the start of the run"), redirect_stdout(sys.stderr), importing_torch():
-        from dpexp.engine.dry_run import dry_run  # imports torch
+        from dpexp.engine.prediction import dry_run  # imports torch
 
         record = dry_run(config)
     _show(record, as_json, full, sys.stdout)

@@ -12,23 +12,27 @@ Values are Python literals (``4``, ``0.5``, ``True``, ``(8,16)``); anything else
 are annotated as numbers, truth values or texts get nothing else. A parameter whose name would be a Python
 keyword has an underscore at its end: ``in=5`` is ``in_=5``.
 
-A config is text, so an object that a program gives to ``dpexp.run`` has a name in it, ``dpexp.live:Net``. The
-factory of that run holds the object; in any other process the name is an error that says what to do.
+An object that a program gives to ``dpexp.run`` has a name, ``dpexp.live:Net``, and the factory of that run
+holds it; in any other process the name is an error that says what to do.
 """
 
 import ast
 import functools
+import importlib
+import importlib.util
 import inspect
 import keyword
 import re
+import sys
+import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from dpexp.config.errors import ConfigError, as_config_error, describe, unknown
-from dpexp.config.imports import import_file, import_named
 from dpexp.config.options import as_type
 from dpexp.config.words import available, did_you_mean, no_file
 
@@ -81,9 +85,11 @@ class Factory:
                 raise ConfigError(f"{self.where}: {gone(self.target)}")
             return self.live
         try:
-            loaded: Any = (
-                import_file(self.module) if self.module.endswith(".py") else import_named(self.module)
-            )
+            if self.module.endswith(".py"):
+                loaded: Any = _import_file(self.module)
+            else:
+                _add_to_path(Path.cwd())
+                loaded = importlib.import_module(self.module)
         except (Exception, SystemExit) as error:
             raise ConfigError(f"{self.where}: cannot import {self.module}: {describe(error)}") from error
         for part in self.attribute.split("."):
@@ -116,7 +122,6 @@ class Factory:
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
-        """Errors are ConfigErrors that begin with ``where``."""
         try:
             with as_config_error(self.target):
                 yield
@@ -187,6 +192,32 @@ def _unknown(flag: str, text: str, name: str, aliases: Aliases) -> ConfigError:
     return unknown(flag.lstrip("-"), name, aliases, flag)
 
 
+def _import_file(text: str) -> ModuleType:
+    """The module of a Python file, imported once for each content: a model and its data may share a file.
+
+    Raises whatever its import raises.
+    """
+    path = Path(text).expanduser().resolve()
+    name = f"dpexp_user_{path.stem}_{zlib.crc32(bytes(path) + path.read_bytes()):08x}"
+    if name not in sys.modules:
+        _add_to_path(path.parent)
+        spec = importlib.util.spec_from_file_location(name, path)
+        assert spec is not None
+        assert spec.loader is not None
+        sys.modules[name] = importlib.util.module_from_spec(spec)
+        try:
+            spec.loader.exec_module(sys.modules[name])
+        except BaseException:
+            del sys.modules[name]
+            raise
+    return sys.modules[name]
+
+
+def _add_to_path(folder: Path) -> None:
+    if str(folder) not in sys.path:
+        sys.path.append(str(folder))
+
+
 # --- objects of a program ------------------------------------------------------------------------
 
 
@@ -241,7 +272,6 @@ def _options(text: str, where: str) -> dict[str, Any]:
 
 
 def _split(text: str) -> list[str]:
-    """The parts between the commas that are not inside brackets."""
     parts, depth = [""], 0
     for character in text:
         depth += (character in "([{") - (character in ")]}")
@@ -270,7 +300,6 @@ def _parameters(called: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
 
 
 def _of_type(value: Any, annotation: Any, name: str) -> Any:
-    """The value as the type that an annotation names. Raises ConfigError."""
     kind = _TYPES.get(str(getattr(annotation, "__name__", annotation)))
     if kind is None:
         return value

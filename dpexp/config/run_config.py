@@ -111,9 +111,6 @@ class RunConfig:
     autocast: str = option(
         "", "Mixed precision: the type of forward and loss where that is safe.", choices=("", "bfloat16")
     )
-    compile: bool = option(
-        False, "Compile what runs on a device with torch.compile.", flag="--compile/--eager"
-    )
     seed: int = option(0, "Seed of the weights, the data and its order.", min=0, max=2**63 - 1)
     threads: int | None = option(
         None,
@@ -158,7 +155,6 @@ class RunConfig:
             )
 
     def _strategy_options(self) -> StrategyOptions:
-        """``options`` as an instance of the strategy's class, which validates itself."""
         wanted, options = STRATEGY_OPTIONS[self.strategy], self.options
         if isinstance(options, Mapping):
             known = {field.name for field in option_fields(wanted)}

@@ -26,7 +26,6 @@ class StrategyOptions:
     ``default_model``: the default of ``--model``. ``examples``: options that the end of the help shows.
     ``emulated``: how many devices a run emulates where ``--devices auto`` finds no accelerator.
     ``uses_one_device``: whether it is an error to name several.
-    ``mixes_kinds``: whether the devices may be of several kinds, as a CUDA and an MPS device.
     ``copies_to_all``: whether a model is copied to devices too that get no rows of a small batch.
     """
 
@@ -35,7 +34,6 @@ class StrategyOptions:
     examples: ClassVar[tuple[str, ...]] = ()
     emulated: ClassVar[int] = 0
     uses_one_device: ClassVar[bool] = False
-    mixes_kinds: ClassVar[bool] = False
     copies_to_all: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -58,13 +56,8 @@ class StrategyOptions:
 
 @dataclass(frozen=True)
 class RankOptions(StrategyOptions):
-    """Options of a strategy whose run may be one of several processes, the ranks."""
+    """Options of a strategy that starts its ranks with torchrun's launcher, unless they run already."""
 
-    comm: str = option(
-        "auto",
-        "Communication backend of the ranks; auto is nccl on CUDA and gloo on the CPU.",
-        choices=("auto", "gloo"),
-    )
     comm_timeout: float = option(
         60.0, "Seconds of silence after which a rank counts as lost.", min=1.0, max=1e6
     )
@@ -72,11 +65,6 @@ class RankOptions(StrategyOptions):
     def mesh_of(self, world_size: int) -> Mesh:
         """The mesh of so many ranks. Raises ConfigError."""
         return Mesh.of_rows(world_size)
-
-
-@dataclass(frozen=True)
-class LaunchOptions(RankOptions):
-    """Options of a strategy that starts its ranks with torchrun's launcher, unless they run already."""
 
     @property
     def launched_ranks(self) -> int | None:
@@ -126,7 +114,7 @@ class FunctionalOptions(StrategyOptions):
 
 
 @dataclass(frozen=True)
-class HybridOptions(RankOptions):
+class HybridOptions(StrategyOptions):
     """Named submodules stay on the host, the rest goes to the accelerators."""
 
     strategy = "hybrid"
@@ -154,7 +142,6 @@ class PlaceOptions(StrategyOptions):
         "--place 'block*=cuda:0' --dry-run",
     )
     emulated = 2
-    mixes_kinds = True
     place: tuple[str, ...] = option(
         (),
         "Submodules and their device, as layers.*=cuda:0; repeat for several. Others go to the first device.",
@@ -169,7 +156,7 @@ class PlaceOptions(StrategyOptions):
 
 
 @dataclass(frozen=True)
-class DdpOptions(LaunchOptions):
+class DdpOptions(RankOptions):
     """DistributedDataParallel: one process per device.
 
     The command starts the processes, as many as --devices says; torchrun may start them instead.
@@ -188,7 +175,7 @@ class DdpOptions(LaunchOptions):
 
 
 @dataclass(frozen=True)
-class FsdpOptions(LaunchOptions):
+class FsdpOptions(RankOptions):
     """FSDP2 fully_shard: one process per device, each with a part of every parameter.
 
     The command starts the processes, as many as --devices says; torchrun may start them instead.
@@ -203,7 +190,7 @@ class FsdpOptions(LaunchOptions):
 
 
 @dataclass(frozen=True)
-class CustomOptions(LaunchOptions):
+class CustomOptions(RankOptions):
     """Your own layout: a function that takes the model and a device mesh or devices."""
 
     strategy = "custom"
@@ -212,7 +199,6 @@ class CustomOptions(LaunchOptions):
         "--layout layout.py:parallelize --mesh dp=2,tp=2",
         "--layout layout.py:parallelize --virtual 2",
     )
-    mixes_kinds = True
     layout: str = option(
         "",
         "Function that lays the model out: (model, mesh) -> module, or (model, devices) -> module.",

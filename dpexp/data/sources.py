@@ -6,7 +6,6 @@ Kaynak, "Optical Recognition of Handwritten Digits", UCI Machine Learning Reposi
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,16 +35,6 @@ TRAIN = 1437
 BYTES = 256
 
 
-@dataclass(frozen=True)
-class Loaded:
-    """What a source has: in words, to train on, held out, and what it had to assume, for the run's note."""
-
-    description: str
-    train: Epochs
-    test: Epochs | None = None
-    note: str = ""
-
-
 class Source:
     """What ``--data`` names. ``features`` is None where the model decides what the samples are.
 
@@ -61,23 +50,20 @@ class Source:
     def __init__(self, where: str) -> None:
         self.where = where
 
-    def load(self, model: nn.Module, seed: int) -> Loaded:
-        """The samples in the form that this model takes. Raises ConfigError for others."""
+    def dataset(self, model: nn.Module, seed: int) -> Dataset:
+        """The samples as the model takes them, and its loss. Raises ConfigError; here NotImplementedError."""
         raise NotImplementedError
 
-    def dataset(self, model: nn.Module, seed: int) -> Dataset:
-        """The samples with the loss of this model. Raises ConfigError as ``load``."""
-        loaded, forward = self.load(model, seed), forward_signature(model)
-        classes = self.features.classes if self.features else None
+    def of_parts(
+        self, model: nn.Module, description: str, train: Epochs, test: Epochs | None = None, note: str = ""
+    ) -> Dataset:
+        """The data set of samples to train on, of those that are held out, and of what it had to assume."""
+        forward, classes = forward_signature(model), self.features.classes if self.features else None
         objective = Objective.of(model, classes, self.loss, self.reduction)
-
-        test = None
-        if loaded.test is not None:
-            name = f"{self.name} (test)"
-            test = Dataset(name, loaded.description, objective, loaded.test, forward=forward)
-        return Dataset(
-            self.name, loaded.description, objective, loaded.train, test, forward, note=loaded.note
-        )
+        held_out = None
+        if test is not None:
+            held_out = Dataset(f"{self.name} (test)", description, objective, test, forward=forward)
+        return Dataset(self.name, description, objective, train, held_out, forward, note=note)
 
 
 class RandomSource(Source):
@@ -92,7 +78,7 @@ class RandomSource(Source):
         self.samples = samples
         self.shape = _parsed(shape, where) if shape else None
 
-    def load(self, model: nn.Module, seed: int) -> Loaded:
+    def dataset(self, model: nn.Module, seed: int) -> Dataset:
         """What the model's ``example`` returns, or inputs alone. Raises ConfigError where both fail."""
         example, name = getattr(model, "example", None), type(model).__name__
         if self.shape is not None or not callable(example):
@@ -101,9 +87,10 @@ class RandomSource(Source):
             inputs, targets = example(self.samples, generator(seed, "random samples"))
             rows = len(targets)
         columns = inputs if isinstance(inputs, tuple) else (inputs,), targets
-        return Loaded(f"{rows} random samples for {name}, seed {seed}", Samples.of(columns, self.where))
+        description = f"{rows} random samples for {name}, seed {seed}"
+        return self.of_parts(model, description, Samples.of(columns, self.where))
 
-    def _without_targets(self, model: nn.Module, seed: int) -> Loaded:
+    def _without_targets(self, model: nn.Module, seed: int) -> Dataset:
         """Inputs for the model's first layer; ids where that is an embedding."""
         layers = ((name, each) for name, each in model.named_modules() if isinstance(each, _FIRST))
         name, layer = next(layers, ("", None))
@@ -118,10 +105,9 @@ class RandomSource(Source):
         made = f"random {kind} of shape {shape}{origin}"
         description = f"{plural(self.samples, 'sample')}, {made}, seed {seed}"
         samples = Samples.of(((inputs,), None), self.where)
-        return Loaded(description, samples, note=f"{made}; {NO_TARGETS}")
+        return self.of_parts(model, description, samples, note=f"{made}; {NO_TARGETS}")
 
     def _inferred(self, name: str, layer: nn.Module | None) -> tuple[int, ...]:
-        """The shape of a sample that the layer takes. Raises ConfigError where it does not say."""
         if isinstance(layer, nn.Linear) and layer.in_features:
             return (layer.in_features,)
         if isinstance(layer, nn.Embedding):
@@ -139,7 +125,6 @@ class RandomSource(Source):
 
 
 def _parsed(text: str, where: str) -> tuple[int, ...]:
-    """``3x32x32`` or ``5`` as numbers."""
     if not re.fullmatch(r"\d{1,9}(x\d{1,9})*", text, re.ASCII):
         raise ConfigError(f"{where}: shape '{text}' is not a shape: write 5, or 3x32x32")
     return tuple(map(int, text.split("x")))
@@ -151,7 +136,7 @@ class DigitsSource(Source):
     name = "digits"
     features = Features("image", (1, 8, 8), classes=10, stepwise=False)
 
-    def load(self, model: nn.Module, seed: int) -> Loaded:
+    def dataset(self, model: nn.Module, seed: int) -> Dataset:
         """Images ``(batch, 1, 8, 8)``, or as the model takes them, and digits ``(batch,)``."""
         from sklearn.datasets import load_digits  # takes a second
 
@@ -165,7 +150,7 @@ class DigitsSource(Source):
             Samples.of(((images[rows],), digits[rows]), self.where) for rows in (order[:TRAIN], order[TRAIN:])
         )
         description = f"{TRAIN} images of 8 x 8 to train and {test.samples} to test"
-        return Loaded(f"handwritten digits, {description}", train, test)
+        return self.of_parts(model, f"handwritten digits, {description}", train, test)
 
 
 class TextSource(Source):
@@ -189,13 +174,12 @@ class TextSource(Source):
             )
         self.features = Features("ids", (length,), classes=BYTES, vocabulary=BYTES, stepwise=True)
 
-    def load(self, model: nn.Module, seed: int) -> Loaded:
+    def dataset(self, model: nn.Module, seed: int) -> Dataset:
         """Windows of ids ``(batch, length)``, and the next byte of each."""
         text = np.memmap(self.path, dtype=np.uint8, mode="r")
         description = f"{plural(len(text), 'byte')} of {self.path}, {self.length} per sample"
-        return Loaded(
-            description, Samples((len(text) - 1) // self.length, partial(windows, text, self.length))
-        )
+        samples = Samples((len(text) - 1) // self.length, partial(windows, text, self.length))
+        return self.of_parts(model, description, samples)
 
 
 def windows(text: Any, length: int, numbers: Tensor) -> tuple[Tensor, Tensor]:

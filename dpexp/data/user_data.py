@@ -22,9 +22,9 @@ from dpexp.config.errors import ConfigError
 from dpexp.config.factories import Factory
 from dpexp.config.features import Features
 from dpexp.config.words import plural
-from dpexp.data.dataset import Epochs, Samples, unequal_rows
+from dpexp.data.dataset import Dataset, Epochs, Samples, unequal_rows
 from dpexp.data.losses import NO_TARGETS
-from dpexp.data.sources import Loaded, Source
+from dpexp.data.sources import Source
 from dpexp.data.stream import Stream
 from dpexp.data.user_batch import as_batch, forward_signature
 
@@ -54,14 +54,15 @@ class UserSource(Source):
         given = getattr(getattr(parts[0], "dataset", parts[0]), "features", None)
         self.features = given if isinstance(given, Features) else self._features()
 
-    def load(self, model: nn.Module, seed: int) -> Loaded:
+    def dataset(self, model: nn.Module, seed: int) -> Dataset:
         """The parts, whose batches the model's forward takes. Raises ConfigError for an epoch without end."""
         forward = forward_signature(model)
         parts = [replace(each, forward=forward) if isinstance(each, Stream) else each for each in self.parts]
         samples = [each.samples for each in parts]
         note = NO_TARGETS if self.first.targets is None else ""
         test = parts[1] if len(parts) == 2 else None
-        return Loaded(f"{self.name}: {plural(samples[0], 'sample')}", parts[0], test, note)
+        description = f"{self.name}: {plural(samples[0], 'sample')}"
+        return self.of_parts(model, description, parts[0], test, note)
 
     def _features(self) -> Features | None:
         """Those of a sample, where it has one input of a known kind."""
@@ -101,7 +102,6 @@ def _is_a_sample(values: Any) -> bool:
 
 
 def _epochs(value: Any, make: Callable[[], Any] | None, what: str) -> Epochs:
-    """The epochs of a part of the data; ``make`` makes it anew. Raises ConfigError for another form."""
     if _is_arrays(value):
         return Samples.of(_tensors(value), what)
     if isinstance(value, Iterator) and make is not None:
@@ -129,7 +129,6 @@ def _epochs(value: Any, make: Callable[[], Any] | None, what: str) -> Epochs:
 
 
 def _collated(dataset: Any, numbers: Tensor) -> Any:
-    """Samples of a data set as one batch."""
     return default_collate([dataset[number] for number in numbers.tolist()])
 
 
@@ -160,7 +159,6 @@ def _is_arrays(value: Any) -> bool:
 
 
 def _tensors(value: Any) -> Any:
-    """Tensors and arrays as tensors."""
     if isinstance(value, tuple):
         return tuple(map(_tensors, value))
     if isinstance(value, Mapping):

@@ -69,14 +69,7 @@ class DeviceRequest:
         if text.isdecimal():
             return DeviceSelection((text,), self._first(int(text), present))
         names = tuple(name.strip() for name in text.split(","))
-        named = tuple(self._named(name, present) for name in names)
-        kinds = dict.fromkeys(device.type for device in named)
-        if len(kinds) > 1 and not self.options.mixes_kinds:
-            raise ConfigError(
-                f"--devices {text}: {self.options.strategy} needs devices of one kind, these are "
-                f"{' and '.join(kinds)}; place takes several"
-            )
-        return DeviceSelection(names, named)
+        return DeviceSelection(names, tuple(self._named(name, present) for name in names))
 
     def _first(self, count: int, present: Sequence[torch.device]) -> tuple[torch.device, ...]:
         if count < 1:
@@ -144,7 +137,6 @@ class DeviceRequest:
         return DeviceSelection(requested, (found[world.local_rank],))
 
     def _check_one(self, used: Sequence[torch.device]) -> None:
-        """Raises ConfigError where the options name several devices; ``auto`` names none."""
         if len(used) > 1 and (self.virtual or self.devices != "auto"):
             option, one = ("--virtual", 1) if self.virtual else ("--devices", used[0])
             raise ConfigError(

@@ -114,7 +114,6 @@ class Faults:
         return LostContact(f"lost contact with {self.members[0]}, which connects the ranks with each other")
 
     def _explained(self, error: BaseException) -> PeerError:
-        """The error or end of a peer, which a broken connection comes from."""
         deadline = time.monotonic() + PATIENCE_S
         while time.monotonic() < deadline:
             if found := self._killed() or self._reported():
@@ -129,7 +128,6 @@ class Faults:
         return LostContact(f"the ranks lost contact with each other ({waited}): {str(error).splitlines()[0]}")
 
     def _killed(self) -> LostContact | None:
-        """The ranks of this host that have ended without a report."""
         killed = [member for member in self._silent() if member.has_ended()]
         if not killed:
             return None
@@ -147,7 +145,6 @@ class Faults:
         return None
 
     def _silent(self) -> list[Member]:
-        """The ranks that have reported nothing."""
         return [member for member in self.members if not self.store.check([f"lost/{member.rank}"])]
 
 

@@ -215,7 +215,7 @@ def init_process_group(
     backend = "gloo"
     if device.type == "cuda":
         torch.cuda.set_device(device)
-        backend = "gloo" if options.comm == "gloo" else "cpu:gloo,cuda:nccl"
+        backend = "cpu:gloo,cuda:nccl"
     if world.local_size == world.size:  # otherwise gloo guesses the interface from the name of this host
         loopback = next((name for _, name in socket.if_nameindex() if name.startswith("lo")), "lo")
         os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)

@@ -133,7 +133,6 @@ def _run_agent(count: int, entry: str, folder: Path) -> BaseException | None:
 
 
 def _describe_failure(rank: int, failure: Any, folder: Path) -> str:
-    """Which rank ended, how, and the last line of its stderr."""
     code, last_line = failure.exitcode, ""
     how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
     for path in sorted(folder.glob(f"**/{failure.local_rank}/stderr.log")):

@@ -79,7 +79,6 @@ def lock(path: Path, packages: Mapping[str, str]) -> Row:
 
 
 def _normalized(name: str) -> str:
-    """A package's name as PEP 503 compares names."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 

@@ -4,18 +4,20 @@ import math
 from dataclasses import dataclass
 from itertools import islice
 
+import torch
+
 from dpexp import tensors
+from dpexp.distributed.group import ProcessGroup
 from dpexp.distributed.signals import SignalHandler
 from dpexp.engine.observations import Observations
 from dpexp.engine.prepared import Prepared
 from dpexp.engine.progress import ProgressBar
 from dpexp.engine.run_globals import seeded_ranks
-from dpexp.engine.step_log import StepLog
 from dpexp.engine.verify import Verification
 from dpexp.measurement.collectives import counted_collectives
 from dpexp.measurement.step_profile import profiled_step
-from dpexp.measurement.steps import STEPS, WARM_UP, profile_steps, timed_steps
-from dpexp.record.journal import Journal
+from dpexp.measurement.steps import STEPS, WARM_UP, TimedStep, profile_steps, timed_steps
+from dpexp.record.journal import FLUSH_SECONDS, Journal
 from dpexp.timing import Timer
 from dpexp.training.trainer import Trainer
 from dpexp.verification.gathered_outputs import scalars_of_replicas
@@ -49,7 +51,7 @@ def execute(
         measurement.warm_up()
         measurement.time_steps()
         measurement.record_digests()
-        measurement.compare_last()
+        verification.last(measurement.log.written)  # further steps, from the trained state
         measurement.time_phases()
         measurement.profile()
         measurement.count_collectives()
@@ -70,7 +72,7 @@ class Measurement:
 
     def __post_init__(self) -> None:
         self._schedule, self._group = self.prepared.schedule, self.prepared.group
-        self._log = StepLog(self.journal, self._group, self.signals, self.progress)
+        self.log = StepLog(self.journal, self._group, self.signals, self.progress)
 
     def warm_up(self) -> None:
         """Take steps that are not measured, until allocators, caches and autotuning are warm."""
@@ -79,10 +81,6 @@ class Measurement:
         self.verification.first(self.trainer, batches)
         for batch in batches:
             self.trainer.step(self.prepared.part(batch))
-
-    def compare_last(self) -> None:
-        """Compare further steps, from the trained state; later ones accumulate as without them."""
-        self.verification.last(self._log.written)
 
     # --- timed steps ---
 
@@ -102,14 +100,13 @@ class Measurement:
                 self._evaluate()
             self._flush()
         except BaseException:
-            self._log.keep()
+            self.log.keep()
             raise
 
     def _time_epoch(self, epoch: int, count: int) -> None:
-        """Measure so many steps of an epoch at most."""
         for step in timed_steps(self.trainer, islice(self.prepared.local_batches(epoch), count)):
-            self._log.pending.append(step)
-            if self._log.must_flush:
+            self.log.pending.append(step)
+            if self.log.must_flush:
                 self._flush()
 
     def _flush(self) -> None:
@@ -117,7 +114,7 @@ class Measurement:
 
         Raises RunError for a loss that is not finite, and what a signal asks for that user code swallowed.
         """
-        before, losses, optimizer = self._log.written, self._log.flush(), self.prepared.optimizer
+        before, losses, optimizer = self.log.written, self.log.flush(), self.prepared.optimizer
         for step, loss in enumerate(losses, before):
             if not math.isfinite(loss):
                 remedy = f": try a smaller --lr than {optimizer.lr:g}" if optimizer is not None else ""
@@ -126,7 +123,6 @@ class Measurement:
             self.signals.terminate()
 
     def _evaluate(self) -> None:
-        """Log accuracy, validation loss and the user's metrics, where there are any."""
         if self.prepared.evaluation.is_empty:
             return
         batches, objective = self.prepared.evaluated_batches(), self.prepared.data.objective
@@ -190,3 +186,76 @@ class Measurement:
         found = profile_steps(self.trainer, copies, self.journal.folder)
         self.journal.set({"work.profile": found})
         self.journal.flush()
+
+
+class StepLog:
+    """Measured steps on their way to the journal; ``written`` counts those that are in it.
+
+    They stay in memory (a loss on its accelerator) until the next flush, which happens between two steps.
+    All ranks add the same steps, and call every method after the same one.
+    """
+
+    def __init__(
+        self, journal: Journal, group: ProcessGroup, signals: SignalHandler, progress: ProgressBar
+    ) -> None:
+        self.written, self.pending = 0, list[TimedStep]()
+        self._journal, self._group, self._signals = journal, group, signals
+        self._progress = progress
+        self._steps_per_flush = 1  # of several ranks: as many as took the flush interval before
+
+    @property
+    def must_flush(self) -> bool:
+        """Whether the flush interval is over, or a signal waits for a flush."""
+        if self._group.size > 1:
+            return len(self.pending) >= self._steps_per_flush
+        return self._journal.is_due or self._signals.requested
+
+    def flush(self) -> list[float]:
+        """Write the pending steps to the journal; returns their losses, of the rows of all ranks."""
+        if not self.pending:
+            return []
+        steps = self._of_all_ranks()
+        self._write(steps)
+        self._journal.flush(burst=0)
+        last_ms, _, last_loss = steps[-1]
+        self._progress.advance(len(steps), last_ms, last_loss)
+        return [loss for _, _, loss in steps]
+
+    def keep(self) -> None:
+        """After an error: write what this process has, unless only all ranks together know the losses."""
+        if self._group.size == 1 and self.pending:
+            self._write(self._of_all_ranks())
+
+    def _of_all_ranks(self) -> list[tuple[float, float, float]]:
+        """(ms, wall ms, loss) of each pending step, the same on all ranks.
+
+        The times of a step are those of its slowest rank. Its loss is that of the rows of all ranks.
+        """
+        group, losses = self._group, _on_host([step.loss for step in self.pending])
+        steps = list(zip(self.pending, losses, strict=True))
+        if group.size == 1:
+            return [(step.ms, step.wall_ms, loss) for step, loss in steps]
+        terms = [(step.ms, step.wall_ms, loss * step.weight if step.weight else 0.0) for step, loss in steps]
+        gathered = []
+        for by_rank in zip(*group.all_gather(terms), strict=True):
+            ms, wall_ms, _ = map(max, zip(*by_rank, strict=True))
+            gathered.append((ms, wall_ms, sum(term for _, _, term in group.one_of_each_dp_rank(by_rank))))
+        mean_ms = sum(ms for ms, _, _ in gathered) / len(gathered)
+        self._steps_per_flush = max(1, min(1000, round(FLUSH_SECONDS * 1e3 / max(mean_ms, 1e-3))))
+        return gathered
+
+    def _write(self, steps: list[tuple[float, float, float]]) -> None:
+        times_ms, wall_ms, losses = map(list, zip(*steps, strict=True))
+        times = {"steps.time_ms": times_ms, "steps.wall_ms": wall_ms}
+        rounded = {key: [round(ms, 6) for ms in values] for key, values in times.items()}
+        rows = [step.rows for step in self.pending]
+        self._journal.extend({**rounded, "steps.loss": losses, "steps.samples": rows})
+        self.written += len(steps)
+        self.pending = []
+
+
+def _on_host(losses: list[float | torch.Tensor]) -> list[float]:
+    on_device = [loss for loss in losses if isinstance(loss, torch.Tensor)]
+    if not on_device:
+        return [float(loss) for loss in losses]
+    return torch.stack(on_device).cpu().double().tolist()  # MPS has no float64

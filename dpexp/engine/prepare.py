@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +12,9 @@ from torch import nn
 from dpexp import devices, tensors
 from dpexp.config.errors import ConfigError
 from dpexp.config.factories import Factory
+from dpexp.config.process import home
 from dpexp.config.run_config import BATCH_SIZE, RunConfig
+from dpexp.config.strategy_options import RankOptions
 from dpexp.config.words import plural
 from dpexp.data import registry as data
 from dpexp.data.dataset import Dataset
@@ -19,14 +22,14 @@ from dpexp.data.rng import generator, kept_globals, seed_globals
 from dpexp.data.sources import RandomSource, Source
 from dpexp.data.stream import Stream
 from dpexp.distributed.devices import DeviceRequest
-from dpexp.distributed.group import ProcessGroup
+from dpexp.distributed.group import ProcessGroup, RankError, init_process_group
 from dpexp.distributed.world import World
 from dpexp.engine.model_check import check_model, try_one_batch, turn_off_cache
 from dpexp.engine.prepared import Prepared, Schedule
 from dpexp.engine.references import factories
-from dpexp.measurement.evaluation import Evaluation, Metrics, metrics_of
+from dpexp.measurement.evaluation import Evaluation, metrics_of
 from dpexp.models import registry as models
-from dpexp.strategies.base import Strategy
+from dpexp.record.files import check_writable
 from dpexp.strategies.registry import STRATEGIES
 from dpexp.strategies.sync_batch_norm import check_sync_batch_norm
 from dpexp.training.optimizers import OptimizerChoice, check_optimizer
@@ -48,11 +51,18 @@ def prepare(
     request = DeviceRequest(config.devices, config.virtual, config.options, planned)
     selection, named = request.of_rank(World.of()), factories(config, objects)
     choice = OptimizerChoice(named["optimizer"], config.lr, config.clip_norm, config.accumulate)
-    strategy = _strategy(config, group or ProcessGroup())
-    source, model = _source_and_model(config, named)
+    strategy = STRATEGIES[config.strategy](
+        config.options, group or ProcessGroup(), config.backend, trains=not config.eval
+    )
+    seed_globals(config.seed)
+    source = data.source(named["data"], named.get("loss"), config.reduction)
+    seed_globals(config.seed)  # the weights do not depend on how much the data drew
+    model = models.build(named["model"], source.features)
     cache_note = turn_off_cache(model)
     dataset = _dataset(config, source, model, named.get("validation"))
     batch_size = _batch_size(config, dataset)
+    given = named.get("metrics")
+    metrics = metrics_of(model) if given is None else given.bound(given.load(), 2)
     prepared = Prepared(
         strategy=strategy,
         request=request,
@@ -65,7 +75,7 @@ def prepare(
         dtype=getattr(torch, config.dtype),
         autocast=config.autocast,
         schedule=_schedule(config, dataset, batch_size),
-        evaluation=Evaluation(dataset.test, _metrics(named, model), bool(config.validation)),
+        evaluation=Evaluation(dataset.test, metrics, bool(config.validation)),
         factories=named,
         run_name=config.run_name,
     )
@@ -76,25 +86,41 @@ def prepare(
     return replace(prepared, data=replace(dataset, objective=objective), note="; ".join(filter(None, notes)))
 
 
-def _strategy(config: RunConfig, group: ProcessGroup) -> Strategy:
-    """Raises ConfigError for one that cannot compile, if the run does."""
-    kind = STRATEGIES[config.strategy]
-    strategy = kind(config.options, group, config.backend, config.compile, not config.eval)
-    if strategy.compile and not strategy.needs.compile:
-        able = ", ".join(name for name, other in STRATEGIES.items() if other.needs.compile)
-        raise ConfigError(
-            f"--compile: {strategy.name} makes new replicas in every step, and each would be "
-            f"compiled; {able} compile once"
-        )
-    return strategy
+def prepare_ranks(config: RunConfig, objects: Mapping[str, Any] | None, world: World | None) -> Prepared:
+    """``prepare`` in every rank of the world, or here without one; an error in one rank ends all of them.
+
+    Raises ConfigError, LostContact; JournalError in the first rank, which cannot record.
+    """
+    used = DeviceRequest(config.devices, config.virtual, config.options).of_rank(world).used
+    options = config.options if isinstance(config.options, RankOptions) else None
+    group = init_process_group(world, options, used[0] if used else devices.HOST)
+    error: BaseException
+    try:
+        prepared, facts = group.together(lambda: _prepared(config, objects, world, group))
+        group.check_alike(facts)
+        return prepared
+    except RankError as failed:
+        error = failed.__cause__ or ConfigError(f"{group.members[failed.rank]}: {failed.kind}: {failed.text}")
+    except ConfigError as differs:
+        error = differs
+    with suppress(RuntimeError):  # a rank was killed meanwhile
+        group.destroy()
+    raise error
 
 
-def _source_and_model(config: RunConfig, named: Mapping[str, Factory]) -> tuple[Source, nn.Module]:
-    """Both begin with the seed: the weights do not depend on how much the data drew."""
-    seed_globals(config.seed)
-    source = data.source(named["data"], named.get("loss"), config.reduction)
-    seed_globals(config.seed)
-    return source, models.build(named["model"], source.features)
+def _prepared(
+    config: RunConfig, objects: Mapping[str, Any] | None, world: World | None, group: ProcessGroup
+) -> tuple[Prepared, dict[str, str]]:
+    """What this rank builds, and what must be the same on every rank."""
+    prepared = prepare(config, objects, group=group)
+    facts = {
+        "config": config.digest(),
+        "data": prepared.data.digest if world else "",
+        "model": str([(name, tensor.shape) for name, tensor in prepared.model.state_dict().items()]),
+    }
+    if group.is_first:
+        check_writable(home() / "runs")
+    return prepared, facts
 
 
 def _batch_size(config: RunConfig, dataset: Dataset) -> int:
@@ -116,7 +142,6 @@ def _batch_size(config: RunConfig, dataset: Dataset) -> int:
 
 
 def _unused_size(wanted: int, batch_size: int) -> str:
-    """That the data has batches of its own, where ``--batch-size`` asks for others; else empty."""
     if wanted in (BATCH_SIZE, batch_size):
         return ""
     return f"batches are those of the data, of {plural(batch_size, 'row')}: --batch-size is not used"
@@ -132,7 +157,6 @@ def _schedule(config: RunConfig, dataset: Dataset, batch_size: int) -> Schedule:
 
 
 def _dataset(config: RunConfig, source: Source, model: nn.Module, validation: Factory | None) -> Dataset:
-    """The samples of the source for this model; those held out are of ``--validation``, if it is given."""
     dataset = source.dataset(model, config.seed)
     if validation is not None:
         with kept_globals():  # of a seed of its own: a factory that draws rows must not draw the others again
@@ -140,12 +164,6 @@ def _dataset(config: RunConfig, source: Source, model: nn.Module, validation: Fa
             given = data.source(validation).dataset(model, config.seed)
         dataset = replace(dataset, test=given.test or given)
     return dataset.to(getattr(torch, config.dtype))
-
-
-def _metrics(found: Mapping[str, Factory], model: nn.Module) -> Metrics | None:
-    """Those of ``--metrics``, else the model's."""
-    given = found.get("metrics")
-    return metrics_of(model) if given is None else given.bound(given.load(), 2)
 
 
 def _check(prepared: Prepared) -> None:

@@ -83,7 +83,6 @@ def file_hashes(named: Iterable[Reference]) -> list[Row]:
 
 
 def _sha256(path: str) -> str | None:
-    """Of a file; None where there is none that can be read."""
     found = Path(path).expanduser()
     try:
         if not found.is_file():

@@ -63,7 +63,6 @@ def object_sha256(value: Any) -> str:
 
 
 def _source(value: Any) -> str:
-    """The source of a function or a class of the user; empty where there is none."""
     if str(getattr(value, "__module__", "")).partition(".")[0] == "torch":
         return ""
     try:

@@ -140,11 +140,10 @@ def _compared(prepared: Prepared, dtype: torch.dtype, in_full: bool = False) -> 
     made = _edge_rows(prepared, compared[0])
     if not (in_full or prepared.strategy.needs.user_code):
         model, notes = with_touched_rows(model, compared if made is None else [*compared, made])
-    plain = replace(prepared.strategy, compile=False)
     objective, optimizer = prepared.data.objective, _optimizer(prepared)
 
     def lay_out(model: nn.Module) -> Placed:
-        return plain.place(model, used, Timer())
+        return prepared.strategy.place(model, used, Timer())
 
     result = proof_of(Copies(model, lay_out, compared, objective, optimizer, group, dtype, made))
     return replace(result, notes=[*result.notes, *notes, *filter(None, [prepared.note])])

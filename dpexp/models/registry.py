@@ -1,13 +1,15 @@
-"""The models that ``--model`` names, and how one is built. Importing this imports no torch."""
+"""The models that ``--model`` names, their options, and how one is built. Importing this imports no torch."""
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dpexp.config.errors import ConfigError
-from dpexp.config.factories import Aliases, Factory
+from dpexp.config.factories import Aliases, Factory, find
 from dpexp.config.features import Features
+from dpexp.record.record import Row
 
 if TYPE_CHECKING:
     from torch import nn
@@ -52,3 +54,19 @@ def build(factory: Factory, features: Features | None = None) -> nn.Module:
         raise ConfigError(f"{factory.where}: {factory.target} returned {kind}, not a torch.nn.Module")
     check_not_scripted(model)
     return model
+
+
+def registry() -> list[Row]:
+    """A row for each model that has a name: ``model``, ``help``, and its options with default and help."""
+    rows = []
+    for name in MODELS:
+        made = find("--model", name, MODELS).load()
+        decided = {option: f"From the data: {of.replace('_', ' ')}." for option, of in made.from_data}
+        options = [
+            {"option": option, "default": parameter.default, "help": decided.get(option, "")}
+            for key, parameter in inspect.signature(made).parameters.items()
+            for option in [key.rstrip("_")]
+        ]
+        help = str(inspect.getdoc(made)).partition("\n")[0].replace("``", "")
+        rows.append({"model": name, "help": help, "options": options})
+    return rows

@@ -93,7 +93,6 @@ def parallel_apply(
 
 
 def _raise_first(errors: dict[int, BaseException], devices: Sequence[torch.device]) -> NoReturn:
-    """Raise the exception of the first replica that has one, with a note of its device."""
     replica = min(errors)
     error = errors[replica]
     error.add_note(f"Caught in replica {replica} on device {label(devices[replica])}.")
@@ -116,7 +115,6 @@ def _in_order(module: nn.Module, devices: Sequence[torch.device]) -> bool:
 
 
 def _in_threads(forward: Callable[[int], None], devices: Sequence[torch.device], executor: Executor) -> None:
-    """Call ``forward(replica)`` for each device: of the first here, of the others in the executor."""
     modes, lock = _get_current_dispatch_mode_stack(), threading.RLock()
     state = _state_of_this_thread(devices, modes)
 

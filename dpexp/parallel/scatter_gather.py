@@ -91,7 +91,6 @@ def is_container(value: Any) -> bool:
 
 
 def _chunk_count(arguments: dict[str, Any], devices: Sequence[torch.device], dim: int) -> int:
-    """The number of chunks, the same for every argument. Raises ValueError for different batch sizes."""
     sizes: dict[str, int] = {}  # by path: {"inputs[0]": 10, "mask": 10}
     for name, argument in arguments.items():
         for path, leaf in leaves(argument, name, lambda value: not is_container(value)):
@@ -122,7 +121,6 @@ def _chunk_count(arguments: dict[str, Any], devices: Sequence[torch.device], dim
 
 
 def _scatter(value: Any, devices: Sequence[torch.device], count: int, dim: int) -> list[Any]:
-    """The value's ``count`` chunks."""
     if isinstance(value, torch.Tensor):
         broadcasts = count > 1 and value.size(dim) == 1  # over the rows of the other tensors
         chunks = [value] * count if broadcasts else value.chunk(len(devices), dim)
@@ -214,5 +212,4 @@ def _concatenate(outputs: list[torch.Tensor], device: torch.device, dim: int, pa
 
 
 def _without(dim: int, shape: torch.Size) -> tuple[int, ...]:
-    """The sizes but for that of dimension ``dim``."""
     return tuple(size for index, size in enumerate(shape) if index != dim % len(shape))

@@ -9,7 +9,6 @@ step. Both are known of a Record that has these bytes::
     ddp              broadcast of buffers                  all-reduce of gradients
     fsdp             all-gather                            all-gather again, reduce-scatter of gradients
     hybrid, place    transfer                              transfer of gradients
-    hybrid (ranks)   transfer, broadcast of buffers        all-reduce of gradients
 """
 
 from collections.abc import Iterable, Iterator

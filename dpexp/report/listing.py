@@ -75,7 +75,7 @@ def _status(run: RunSummary) -> str:
 
 
 def models_sections(registry: Sequence[Row]) -> list[Section]:
-    """The registry of ``dpexp.engine.inventory``: each model with its options."""
+    """The registry of ``dpexp.models.registry``: each model with its options."""
     sections = []
     for model in registry:
         options = ((f"{option['option']}={option['default']}", option["help"]) for option in model["options"])

@@ -43,7 +43,6 @@ PHASES = {
     "backward_compute": "#9F47CF",
     "overlap": "#5B742E",
     "allreduce": "#988523",
-    "allreduce_tables": "#BC8100",
     "all-gather": "#948C40",
     "backward all-gather": "#B110FD",
     "reduce-scatter": "#BC8100",

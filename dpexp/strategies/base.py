@@ -25,14 +25,12 @@ class Needs:
 
     ``devices``: an accelerator, real or virtual; without one its wrapper passes through.
     ``prediction``: a run on fake tensors first, since the user's device map may mix devices.
-    ``compile``: False if its modules must not be compiled: each step makes new ones.
     ``gradients``: a gradient for every parameter that requires one, in every step.
     ``user_code``: whether the layout is a user's code, which may change more than the model.
     """
 
     devices: bool
     prediction: bool = False
-    compile: bool = True
     gradients: bool = False
     user_code: bool = False
 
@@ -41,27 +39,19 @@ class Needs:
 class Strategy(ABC):
     """One layout, made from its options. A subclass annotates ``options`` with its class of them.
 
-    ``backend``: that of DataParallel. ``compile``: whether modules that support it are compiled.
-    ``trains``: whether the run has backwards. ``dataclasses.replace`` makes the same strategy with others.
+    ``backend``: that of DataParallel. ``trains``: whether the run has backwards.
     """
 
     needs: ClassVar[Needs]
     options: StrategyOptions
     group: ProcessGroup = field(default_factory=ProcessGroup)
     backend: str = "auto"
-    compile: bool = False
     trains: bool = True
 
     @property
     def name(self) -> str:
         """As on the command line."""
         return self.options.strategy
-
-    def compiled(self, module: nn.Module) -> nn.Module:
-        """The module, compiled in place if the run compiles; it keeps its class and its names."""
-        if self.compile:
-            module.compile()
-        return module
 
     def row_parts(self, devices: Devices) -> int:
         """Into how many parts the layout splits the rows that the model gets, at most."""

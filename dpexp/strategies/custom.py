@@ -86,7 +86,6 @@ class Custom(Strategy):
 
     @contextmanager
     def _where(self) -> Iterator[None]:
-        """Errors inside begin with the option."""
         where = f"--layout {self.options.layout}"
         try:
             with as_config_error("the function"):
@@ -234,7 +233,6 @@ class FullOutputs(Wrapper):
 
 
 def _sharded(module: nn.Module) -> list[Any]:
-    """The modules that FSDP2 gathers and shards again."""
     return [each for each in module.modules() if hasattr(each, "set_reshard_after_forward")]
 
 

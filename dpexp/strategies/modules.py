@@ -156,15 +156,12 @@ def child_name(name: str, key: str) -> str:
 
 def named_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
     """The parameters of a placed model by their names in the model as written; a shared one once."""
-    found, known, left = dict[str, nn.Parameter](), set[int](), [("", module)]
-    while left:
-        name, part = left.pop()
-        for key, parameter in part._parameters.items():
+    found, known = dict[str, nn.Parameter](), set[int]()
+    for part in parts(module):
+        for key, parameter in part.module._parameters.items():
             if parameter is not None and id(parameter) not in known:
                 known.add(id(parameter))
-                found[child_name(name, key)] = parameter
-        if part._modules:
-            left += reversed(_children(name, part))
+                found[child_name(part.name, key)] = parameter
     return found
 
 
@@ -207,7 +204,6 @@ def _matches(name: str, pattern: str) -> bool:
 
 
 def _inside_containers(module: nn.Module, name: str) -> Iterator[str]:
-    """The name, or those of the modules in a list or dict of modules."""
     if not is_container(module):
         yield name
         return

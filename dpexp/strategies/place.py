@@ -65,7 +65,7 @@ class Place(Strategy):
 
         def wrap(name: str, child: nn.Module) -> nn.Module:
             device = device_map.get(name, first)
-            return OnDevice(self.compiled(place(child, device)), device, first, timer)
+            return OnDevice(place(child, device), device, first, timer)
 
         rewire(model, device_map, wrap, first)
         used = tuple(dict.fromkeys((first, *device_map.values())))

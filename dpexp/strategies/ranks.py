@@ -22,7 +22,7 @@ with weight 0.
 Source: Zhao et al., "PyTorch FSDP: experiences on scaling fully sharded data parallel", 2023.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -59,32 +59,12 @@ class Ddp(Strategy):
             )
 
     def place(self, model: nn.Module, devices: Devices, timer: Timer) -> Placed:
-        """DistributedDataParallel around the model, on the device of this rank."""
+        """DistributedDataParallel around the model, on the device of this rank, if there is a group."""
         device = devices[0] if devices else HOST
-        module = ddp_module(self.compiled(place(model, device)), device, timer, self.options)
-        return Placed(module, device, device, (device,), GradientSync(self.group.dp_size), timer=timer)
-
-
-def ddp_module(
-    model: nn.Module,
-    device: torch.device,
-    timer: Timer,
-    options: DdpOptions,
-    excluded: Iterable[nn.Parameter] = (),
-) -> nn.Module:
-    """The model in DistributedDataParallel, which ignores the ``excluded`` parameters.
-
-    Without parameters to synchronize, or without a process group, it is the model itself.
-    """
-    ignored = {id(parameter) for parameter in excluded}
-    named = model.named_parameters(remove_duplicate=False)  # DDP ignores a tied parameter by all of its names
-    names = [name for name, each in named if id(each) in ignored]
-    trains = any(each.requires_grad and id(each) not in ignored for each in model.parameters())
-    if not (trains and distributed.is_initialized()):
-        return model
-    ignore: Any = DistributedDataParallel._set_params_and_buffers_to_ignore_for_model
-    ignore(model, names)
-    return TimedDistributedDataParallel(model, device, timer, options)
+        place(model, device)
+        if distributed.is_initialized() and any(each.requires_grad for each in model.parameters()):
+            model = TimedDistributedDataParallel(model, device, timer, self.options)
+        return Placed(model, device, device, (device,), GradientSync(self.group.dp_size), timer=timer)
 
 
 class TimedDistributedDataParallel(Wrapper, DistributedDataParallel):
@@ -146,12 +126,6 @@ class Fsdp(Strategy):
         """
         names = matching(model, self.options.block, "--block") if list(model.children()) else ()
         is_named = self.options.block != FsdpOptions.block
-        uncalled = [name for name in names if is_named and not _is_called(model.get_submodule(name))]
-        if uncalled:
-            raise ConfigError(
-                f"--block {uncalled[0]}: fsdp gathers the parameters of a block when it is called, and a "
-                f"{type(model.get_submodule(uncalled[0])).__name__} is not: name the module around it"
-            )
         return [
             name
             for name in names
@@ -206,15 +180,9 @@ class Fsdp(Strategy):
 
 
 def _is_apart(model: nn.Module, name: str) -> bool:
-    """Whether a submodule has parameters, all of which only it has."""
     own = set(model.get_submodule(name).parameters())
     named = model.named_parameters(remove_duplicate=False)
     return bool(own) and all(key.startswith(f"{name}.") for key, each in named if each in own)
-
-
-def _is_called(block: nn.Module) -> bool:
-    """Whether it has a forward, as a ParameterList has not."""
-    return type(block).forward is not nn.Module.forward
 
 
 def _is_block(block: nn.Module) -> bool:
@@ -222,7 +190,7 @@ def _is_block(block: nn.Module) -> bool:
 
     The first layer of ``Sequential(Dropout(inplace=True), …)`` does.
     """
-    if not _is_called(block):
+    if type(block).forward is nn.Module.forward:  # of a ParameterList
         return False
     while isinstance(block, nn.Sequential) and len(block):
         block = next((each for each in block if not isinstance(each, nn.Flatten | nn.Identity)), block[0])

@@ -39,7 +39,7 @@ from dpexp.timing import Timer
 class Replicating(Strategy):
     """Base of the strategies that use DataParallel or its primitives."""
 
-    needs = Needs(devices=True, compile=False)
+    needs = Needs(devices=True)
 
     def row_parts(self, devices: Devices) -> int:
         """One for each device of each rank."""

@@ -19,4 +19,4 @@ class Single(Strategy):
     def place(self, model: nn.Module, devices: Devices, timer: Timer) -> Placed:
         """The model itself, on one device."""
         device = devices[0] if devices else HOST
-        return Placed(self.compiled(place(model, device)), device, device, (device,), timer=timer)
+        return Placed(place(model, device), device, device, (device,), timer=timer)

@@ -63,12 +63,10 @@ def test_single_is_one_cell_on_one_device_of_the_same_kind_beside_the_others() -
 
 
 def test_a_combination_that_its_strategy_refuses_is_left_out_and_named_once() -> None:
-    words = ("single", "whole", "--devices", "cpu", "--compile", "--eager", "--batch-size", "8,16")
-    assert not any("whole-compile" in cell for cell in configs(*words))
+    words = ("single", "whole", "--virtual", "2", "--backend", "auto,torch", "--batch-size", "8,16")
+    assert not any("whole-torch" in cell for cell in configs(*words))
     (refused,) = left_out(*words)
-    assert refused.startswith(
-        "whole --devices cpu --compile --batch-size 8: --compile: whole makes new replicas"
-    )
+    assert refused.startswith("whole --virtual 2 --backend torch --batch-size 8: --backend torch: torch.nn")
 
 
 @pytest.mark.parametrize(

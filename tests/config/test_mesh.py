@@ -25,17 +25,6 @@ def test_dimensions_named_dp_split_the_rows() -> None:
         options.mesh_of(4)
 
 
-def test_the_name_of_a_dimension_says_whether_its_ranks_split_rows() -> None:
-    mesh = Mesh.parse("pp=2, dp = 3,tp=2,ep=1")
-    sizes = [(each.name, each.size) for each in mesh.dimensions if not each.splits_rows]
-    assert (mesh.size, mesh.dp_size, sizes) == (12, 3, [("pp", 2), ("tp", 2), ("ep", 1)])
-
-
-def test_without_a_mesh_all_ranks_split_the_rows() -> None:
-    mesh = CustomOptions(layout="a:b").mesh_of(3)
-    assert mesh.ranks_by_dp_rank == ((0,), (1,), (2,))
-
-
 def test_ranks_in_another_order_have_the_rows_of_their_coordinates() -> None:
     ranks = torch.tensor([[[5, 0], [1, 4]], [[2, 7], [6, 3]]])
     mesh = Mesh(

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from dpexp import tensors
 from dpexp.config.run_config import RunConfig
 from dpexp.engine.prepare import prepare
-from dpexp.record.record import Record
 
 STEPS, PHASE_STEPS = 5, 2
 
@@ -45,21 +44,6 @@ class Clocked(Example):
             call = [start / 1e6, time.perf_counter_ns() / 1e6, len(x), int(peak) * 1024]
             file.write(json.dumps(call) + "\n")
         return outputs
-
-
-class Dropping(Example):
-    def __init__(self) -> None:
-        super().__init__(nn.Dropout())
-
-
-class Buffered(Example):
-    def __init__(self) -> None:
-        super().__init__(nn.BatchNorm1d(2), nn.Linear(2, 2))
-
-
-def recorded_single(home: Path, run_id: str, model: str, **options: Any) -> Record:
-    config = RunConfig("single", model=model, devices="cpu", check=False, phase_steps=0, **options)
-    return recorded(home, config, run_id)
 
 
 def test_times_rates_and_memory_are_those_of_the_model_and_the_process(tmp_path: Path) -> None:
@@ -92,18 +76,17 @@ def test_times_rates_and_memory_are_those_of_the_model_and_the_process(tmp_path:
     assert calls[0][3] * 0.99 <= found["memory"]["cpu"] <= calls[-1][3] * 1.01
 
 
-def test_every_parameter_and_buffer_is_digested(dpexp_home: Path) -> None:
-    spec = f"{__file__}:Buffered"
-    found = recorded_single(dpexp_home, "weights", spec, eval=True, steps=1, warmup=0)
-    state = prepare(RunConfig("single", model=spec, devices="cpu")).model.state_dict()
-    assert found.digest["weights"] == tensors.digest(state)
+class Buffered(Example):
+    def __init__(self) -> None:
+        super().__init__(nn.BatchNorm1d(2), nn.Dropout(), nn.Linear(2, 2))
 
 
-def test_outputs_are_digested_in_eval_mode(dpexp_home: Path) -> None:
-    """With a learning rate that changes no weight."""
-    spec, options = f"{__file__}:Dropping", {"data": "random:samples=8", "batch_size": 8, "lr": 1e-30}
-    found = recorded_single(dpexp_home, "dropping", spec, steps=1, warmup=0, **options)
-    prepared = prepare(RunConfig("single", model=spec, devices="cpu", **options))
+def test_every_parameter_and_buffer_and_outputs_in_eval_mode_are_digested(dpexp_home: Path) -> None:
+    model, data = f"{__file__}:Buffered", {"data": "random:samples=8", "batch_size": 8}
+    short: dict[str, Any] = {"eval": True, "steps": 1, "warmup": 0, "phase_steps": 0, "check": False}
+    found = recorded(dpexp_home, RunConfig("single", model=model, devices="cpu", **data, **short))
+    prepared = prepare(RunConfig("single", model=model, devices="cpu", **data))
+    assert found.digest["weights"] == tensors.digest(prepared.model.state_dict())
     (batch,) = prepared.batches(0, shuffle=False)
     with torch.no_grad():
         outputs = prepared.model.eval()(*batch.inputs)

@@ -76,10 +76,3 @@ def test_the_record_shows_no_check(dpexp_home: Path) -> None:
     record = recorded(dpexp_home, RunConfig("whole", virtual=2, steps=1, check=False))
     assert record.verification["checked"] is False
     assert "--no-check" in record.verification["note"]
-
-
-def test_the_cnn_learns_digits_on_replicas(dpexp_home: Path) -> None:
-    config = RunConfig("whole", virtual=2, model="cnn", data="digits", epochs=6, lr=0.1)
-    record = recorded(dpexp_home, config)
-    assert len(record.metrics["accuracy"]) == 6
-    assert record.metrics["accuracy"][-1] >= 0.95

@@ -30,23 +30,6 @@ class Tied(nn.Module):
         self.other = nn.Linear(3, 3)
         self.other.weight = self.layer.weight
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.other(self.again(self.layer(x)))
-
-
-def same(module: nn.Module, x: torch.Tensor, count: int = 3) -> None:
-    """Outputs and gradients of the module and of its DataParallel agree in float64."""
-    module.zero_grad()
-    expected = module(x)
-    expected.square().sum().backward()
-    grads = [p.grad.clone() for p in module.parameters()]
-    module.zero_grad()
-    found = DataParallel(module, virtual(count))(x)
-    found.square().sum().backward()
-    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
-    for parameter, grad in zip(module.parameters(), grads, strict=True):
-        torch.testing.assert_close(parameter.grad, grad, rtol=1e-12, atol=1e-12)
-
 
 def test_replica_0_aliases_the_module_and_the_others_are_copies() -> None:
     net = norm_net()
@@ -122,29 +105,6 @@ def test_tied_parameters_and_shared_layers_stay_tied() -> None:
     for replica in replicate(Tied(), virtual(2)):
         assert replica.layer is replica.again
         assert replica.other.weight is replica.layer.weight
-    same(Tied().double(), torch.randn(7, 3, dtype=torch.double))
-
-
-def test_hooks_and_plain_attributes_are_shared() -> None:
-    seen: list[int] = []
-    net = nn.Linear(3, 2)
-    net.notes = []  # type: ignore[assignment]
-    net.register_forward_hook(lambda module, args, output: seen.append(len(output)))
-    DataParallel(net, virtual(3))(torch.zeros(7, 3))
-    assert sorted(seen) == [1, 3, 3]
-    assert all(replica.notes is net.notes for replica in replicate(net, virtual(2)))
-
-
-def test_replicas_reflect_a_step_of_the_optimizer_and_a_new_layer() -> None:
-    net = norm_net().eval()
-    wrapped, x = DataParallel(net, virtual(3)), torch.randn(7, 4)
-    before = wrapped(x)
-    before.sum().backward()
-    torch.optim.SGD(net.parameters(), lr=0.5).step()
-    net.append(nn.Tanh())
-    after = wrapped(x)
-    torch.testing.assert_close(after, net(x))
-    assert not torch.equal(before, after)
 
 
 def test_replicas_leave_no_reference_cycles_and_die_with_their_call() -> None:
@@ -166,20 +126,3 @@ def left_by_replicas() -> tuple[bool, int]:
     net(torch.zeros(6, 4)).sum().backward()
     replica = weakref.ref(replicate(net.module, virtual(2))[1])
     return replica() is None, gc.collect()
-
-
-def test_recurrent_layers_use_the_weights_of_the_replica() -> None:
-    class Last(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.rnn = nn.LSTM(3, 4, bidirectional=True, batch_first=True)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            self.rnn.flatten_parameters()
-            assert all(
-                weight is getattr(self.rnn, name)
-                for weight, name in zip(self.rnn._flat_weights, self.rnn._flat_weights_names, strict=True)
-            )
-            return self.rnn(x)[0]
-
-    same(Last().double(), torch.randn(7, 2, 3, dtype=torch.double))

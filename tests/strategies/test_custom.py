@@ -14,7 +14,7 @@ from torch import nn
 
 from dpexp.config.errors import ConfigError
 from dpexp.config.run_config import RunConfig
-from dpexp.engine.dry_run import dry_run
+from dpexp.engine.prediction import dry_run
 from dpexp.engine.prepare import prepare
 from dpexp.record.batches import batches
 from dpexp.record.view import RecordView

@@ -1,24 +1,17 @@
 """ddp: ranks of torchrun are one run, one Record, and compute what a single device computes."""
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-import torch
 from helpers.engine_runs import recorded
 from helpers.in_ranks import records
 from helpers.launching import left_behind, record, run, torchrun
 
 from dpexp.config.errors import ConfigError
 from dpexp.config.run_config import RunConfig
-from dpexp.config.strategy_options import DdpOptions
-from dpexp.devices import HOST
-from dpexp.engine.dry_run import dry_run
+from dpexp.engine.prediction import dry_run
 from dpexp.engine.prepare import prepare
-from dpexp.strategies.ranks import ddp_module
-from dpexp.timing import Timer
 
 SHORT = {"strategy": "ddp", "steps": 4, "warmup": 1, "phase_steps": 2}
 
@@ -60,33 +53,6 @@ def test_every_rank_and_every_bucket_has_its_phases() -> None:
     inside = [row for row in found.timeline if row["phase"] == "allreduce" and row["replica"] is None]
     for outer, inner in zip(backward, inside, strict=True):
         assert outer["start_us"] <= inner["start_us"] <= inner["end_us"] <= outer["end_us"]
-
-
-def test_only_recorded_steps_run_a_python_hook(monkeypatch: pytest.MonkeyPatch) -> None:
-    with alone(monkeypatch):
-        timer = Timer()
-        module = ddp_module(torch.nn.Linear(2, 2), HOST, timer, DdpOptions())
-        module(torch.ones(1, 2)).sum().backward()
-        assert module._comm_hooks == []
-        for _ in range(2):
-            with timer.step():
-                loss = module(torch.ones(1, 2)).sum()
-                with timer.phase("backward"):
-                    loss.backward()
-        assert len(module._comm_hooks) == 1
-        assert len(timer.phases["allreduce"]) == 2
-
-
-@contextmanager
-def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """This process is a process group of one."""
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
-    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
-    try:
-        yield
-    finally:
-        torch.distributed.barrier()  # gloo's threads have then dropped the hook, which takes the GIL
-        torch.distributed.destroy_process_group()
 
 
 def test_under_torchrun_only_the_first_rank_prints_and_records() -> None:

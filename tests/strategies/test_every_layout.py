@@ -22,38 +22,21 @@ PARTS = {
     "dlrm": ("top", "embedding"),
 }
 """By model, the submodule that ``block`` and ``place`` name, and the one ``hybrid`` leaves on the host."""
-OTHER_DATA = [
-    ("cnn", "digits"),
-    ("capsnet", "digits"),
-    ("mlp", "digits"),
-    ("embedding", f"text:{__file__}"),
-    ("rnn", f"text:{__file__}"),
-    ("transformer", f"text:{__file__}"),
-]
 
 
-def check(strategy: str, model: str, data: str = "random") -> None:
+@pytest.mark.parametrize("strategy", ["whole", "block", "functional", "hybrid", "place"])
+@pytest.mark.parametrize("model", PARTS)
+def test_every_model_verifies_under_every_strategy(model: str, strategy: str) -> None:
     block, host = PARTS[model]
     parts = {
         "block": {"block": (block,)},
         "hybrid": {"host": (host,)},
         "place": {"place": (f"{block}=cpu:1",)},
     }
-    config: dict[str, Any] = {"strategy": strategy, "model": model, "data": data, "virtual": 3}
+    config: dict[str, Any] = {"strategy": strategy, "model": model, "virtual": 3}
     result = verify(prepare(RunConfig.from_dict(config | parts.get(strategy, {}))))
     assert result.passed, result.cause
 
 
 def test_parts_of_every_model_are_named() -> None:
     assert set(PARTS) == set(MODELS)
-
-
-@pytest.mark.parametrize("strategy", ["whole", "block", "functional", "hybrid", "place"])
-@pytest.mark.parametrize("model", PARTS)
-def test_every_model_verifies_under_every_strategy(model: str, strategy: str) -> None:
-    check(strategy, model)
-
-
-@pytest.mark.parametrize(("model", "data"), OTHER_DATA)
-def test_every_source_verifies_with_the_models_that_take_it(model: str, data: str) -> None:
-    check("whole", model, data)

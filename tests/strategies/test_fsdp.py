@@ -1,15 +1,14 @@
-"""fsdp, and hybrid over ranks: shards of parameters on every rank, the results of a single device."""
+"""fsdp: shards of parameters on every rank, the results of a single device."""
 
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.command_lines import ROOT
 from helpers.in_ranks import in_ranks, records
 from torch import nn
 
 from dpexp import report
-from dpexp.config.errors import ConfigError
 from dpexp.config.run_config import RunConfig
 from dpexp.distributed.group import ProcessGroup
 from dpexp.engine.prepare import prepare
@@ -50,74 +49,30 @@ def test_fsdp_computes_what_a_single_device_computes_from_shards() -> None:
     assert re.search(rf"reduce-scatter .*, {units.size(2 * padded)}\n", text)
 
 
-def test_blocks_that_the_model_does_not_have_are_refused() -> None:
-    with pytest.raises(ConfigError, match="--block 'block9' not found"):
-        prepare(RunConfig("fsdp", virtual=2, options={"block": ["block9"]}))
-
-
-@pytest.mark.parametrize(
-    "options", [{"sparse": True, "optimizer": "adam", **ACCUMULATED}, {"sparse": False, "optimizer": "sgd"}]
-)
-def test_replicated_tables_are_all_reduced(options: dict[str, Any]) -> None:
-    (found,) = records(2, {"strategy": "hybrid"} | SHORT | options)
-    assert found.verification["gradient_error"] < 1e-12
-    (table, *state) = (row for row in found.device_map if row["module"] == "embedding")
-    assert [row["parameter"] for row in state] == ["weight: exp_avg", "weight: exp_avg_sq"] * len(state[:1])
-    assert all((row["kind"], len(row["replicas"])) == ("optimizer", 1) for row in state)
-    assert (table["shape"], len(table["replicas"])) == ([1000, 10], 1)
-    assert "allreduce_tables" in found.phases
-
-
-def test_a_list_of_modules_is_sharded_module_by_module() -> None:
+def test_a_list_of_modules_is_sharded_module_by_module_and_a_tied_block_by_the_root() -> None:
     """A ModuleList has no forward, and FSDP2 refuses to shard one; a model without parts is one unit."""
 
     class Listed(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.layers = nn.ModuleList([nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)])
+            self.first, self.second, self.third = (nn.Linear(4, 4) for _ in range(3))
+            self.scale = self.third.weight
+            self.second.weight = self.first.weight
 
     strategy = Fsdp(RunConfig("fsdp").options)
     assert strategy.blocks(Listed()) == ["layers.0", "layers.2"]
     assert strategy.blocks(nn.Linear(4, 4)) == []
 
 
-TIED = """
-import torch
-from torch import nn
-class Tied(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.embedding, self.body = nn.Embedding(50, 8), nn.Linear(8, 8)
-        self.head = nn.Linear(8, 50, bias=False)
-        self.head.weight = self.embedding.weight
-    def forward(self, ids):
-        return self.head(self.body(self.embedding(ids)))
-    def example(self, samples, generator):
-        ids = torch.randint(0, 50, (samples, 5), generator=generator)
-        return ids, torch.randn(samples, 5, 50, generator=generator)
-"""
-
-
-def test_tied_weights_are_sharded_as_one(tmp_path: Path) -> None:
-    (tmp_path / "tied.py").write_text(TIED)
-    (found,) = records(2, SHORT | {"strategy": "fsdp", "model": f"{tmp_path}/tied.py:Tied"})
+def test_tied_weights_are_sharded_as_one() -> None:
+    nets = ROOT / "tests" / "verification" / "cases" / "nets.py"
+    (found,) = records(2, SHORT | {"strategy": "fsdp", "model": f"{nets}:Tied"})
     assert found.verification["passed"] is True
     assert {row["module"]: row["local_shape"] for row in found.device_map if row["rank"] == 0} == {
-        "embedding": [25, 8],
-        "body": [4],
+        "table": [13, 12],
+        "body": [6],
     }
-
-
-def test_blocks_with_a_tied_parameter_are_left_to_the_root() -> None:
-    class Outer(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.second, self.third = (nn.Linear(4, 4) for _ in range(3))
-            self.apart = nn.Linear(4, 4)
-            self.scale = self.third.weight
-            self.second.weight = self.first.weight
-
-    assert Fsdp(RunConfig("fsdp").options).blocks(Outer()) == ["apart"]
 
 
 def verified(group: ProcessGroup, case: str) -> list[Any]:

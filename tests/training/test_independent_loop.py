@@ -22,7 +22,6 @@ from dpexp.config.run_config import RunConfig
 RTOL = 1e-7
 """After the updates of some steps that amplify rounding: a bug changes 1e-3 or more."""
 FILE, LAYOUTS = plain_loop.__file__, f"{HELPERS}/layouts.py"
-SPARSE = {"sparse": True}
 PROCESS: dict[str, dict[str, Any]] = {
     "single": {"devices": "cpu"},
     "whole": {"virtual": 4},
@@ -30,7 +29,7 @@ PROCESS: dict[str, dict[str, Any]] = {
     "functional": {"virtual": 3},
     "hybrid": {"virtual": 1},
     "hybrid of replicas": {"virtual": 3},
-    "hybrid sparse": {"virtual": 1, **SPARSE},
+    "hybrid sparse": {"virtual": 1, "sparse": True},
     "place": {"virtual": 2, "place": ["block1=cpu:1", "block2=cpu"]},
     "custom": {"virtual": 3, "layout": f"{LAYOUTS}:replicated"},
 }
@@ -39,8 +38,6 @@ RANKS: dict[str, dict[str, Any]] = {
     "ddp": {"bucket_mb": 0.001},
     "ddp unused": {"find_unused": True},
     "fsdp": {"block": ["block*", "embedding"]},
-    "hybrid": {},
-    "hybrid sparse of ranks": SPARSE,
     "custom": {"layout": f"{LAYOUTS}:tensor_parallel", "mesh": "tp=2"},
     "custom of rows": {"layout": f"{LAYOUTS}:sharded", "mesh": "dp=2"},
 }

@@ -112,7 +112,7 @@ def part_of_a_small_gradient(model):
     model.router.weight.register_hook(lambda gradient: 0.2 * gradient)
 
 
-@refused("fsdp", block=("first",), words="fsdp splits parameters by their rows, and scale is a scalar")
+@refused("fsdp", block=("first",), words="support scalar parameters. Change scale to a 1D tensor")
 class Scalar(Two):
     """Has a parameter without dimensions."""
 
@@ -145,7 +145,7 @@ class Listed(Two):
         return self.head(self.first(x) @ self.middle[0] + self.middle[1])
 
 
-@refused("fsdp", block=("middle",), words="a ParameterList is not: name the module around it")
+@refused("fsdp", block=("middle",), words="reads them without a call")
 class ListedBlock(Listed):
     """The list of parameters is to be gathered by itself."""
 
@@ -168,7 +168,7 @@ class Reads(Two):
         return self.head(x)
 
 
-@refused("single", words="x.to(self.fc.weight.dtype)")
+@refused("single", words="must have the same dtype")
 class Casts(Two):
     """Has a layer in bfloat16."""
 
