@@ -1,7 +1,7 @@
-"""Steps: the measured steps of one batch size, and the statistics of samples that all figures use.
+"""Steps: the measured steps of one batch size, the statistics of samples, and whether these can be judged.
 
 The last batch of an epoch is smaller, so that the steps of a run mix two batch sizes. The step time and the
-rate are those of the most frequent size. docs/comparing.md says what a step is.
+rate are those of the most frequent size. docs/comparing.md says what a step is, and when it cannot be judged.
 """
 
 from __future__ import annotations
@@ -12,6 +12,13 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+FEWEST = 4
+"""Fewer times have no spread that one could judge."""
+CERTAIN = 0.2
+"""The farthest that an end of the interval of a certain median lies from it, as a share of the median."""
+OUTLIER = 2.0
+"""An outlier takes at least so many times the median."""
 
 
 @dataclass(frozen=True)
@@ -86,3 +93,40 @@ def typical(figures: Iterable[float]) -> float:
     if min(figures) <= 0:
         return 0.0
     return figures[0] if len(figures) == 1 else math.exp(math.fsum(map(math.log, figures)) / len(figures))
+
+
+@dataclass(frozen=True)
+class Noise:
+    """Why ``n`` equal steps cannot be judged: their median lies between ``low`` and ``high``, in ms."""
+
+    low: float
+    high: float
+    n: int
+
+
+def noise(times: Sequence[float]) -> Noise | None:
+    """None where the median stands for the times (ms), or they lie close together.
+
+    They do where the IQR is below the median, and outliers hold less than half of the time. An outlier is
+    beyond Tukey's far-out fence (1977), three IQRs above the upper quartile.
+    """
+    if len(times) < FEWEST:
+        return None
+    first, median, third = quartiles(times)
+    low, high = median_interval(times)
+    is_certain = median - low <= CERTAIN * median >= high - median
+    limit = max(third + 3 * (third - first), OUTLIER * median)
+    is_interrupted = sum(time for time in times if time > limit) > sum(times) / 2
+    is_spread = third - first > median or is_interrupted
+    return Noise(low, high, len(times)) if is_spread and not is_certain else None
+
+
+def median_interval(times: Sequence[float]) -> tuple[float, float]:
+    """The 95% interval of the median, by order statistics; the range of at most ten times.
+
+    The times may have any distribution: how many lie below their median is binomial, here by its normal
+    approximation (Conover, Practical Nonparametric Statistics, section 3.2).
+    """
+    ordered, count = sorted(times), len(times)
+    rank = max(1, int((count - 1.96 * math.sqrt(count)) / 2))
+    return ordered[rank - 1], ordered[count - rank]

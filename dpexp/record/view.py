@@ -1,7 +1,7 @@
 """RecordView: a Record, and what follows from its raw samples and rows, each computed once.
 
 Terminal, MLflow, report, lists and experiments look at a Record through a view, so that they cannot differ.
-steps.py, noise.py, phases.py, batches.py and traffic.py say how each is computed.
+steps.py, phases.py, batches.py and traffic.py say how each is computed.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from collections import Counter
 from functools import cached_property
 
 from dpexp.record.batches import Batches, batches, largest, without_host
-from dpexp.record.noise import Noise, noise, slow_start
 from dpexp.record.phases import (
     REST,
     Phase,
@@ -23,7 +22,7 @@ from dpexp.record.phases import (
     usual_numbers,
 )
 from dpexp.record.record import Record
-from dpexp.record.steps import Steps, present, spread, times_by_rows, usual_steps, wall_rate
+from dpexp.record.steps import Noise, Steps, noise, present, spread, times_by_rows, usual_steps, wall_rate
 from dpexp.record.traffic import Move, moves
 
 CATEGORIES = ("parameters", "buffers", "gradients", "optimizer", "peak", "reserved")
@@ -69,24 +68,9 @@ class RecordView:
         return wall_rate(self.record.steps["samples"], self.record.steps.get("wall_ms", []))
 
     @cached_property
-    def slow_start(self) -> int:
-        """How many of those steps at the start still belong to the warm-up."""
-        return slow_start(self.usual_times)
-
-    @cached_property
-    def _noise(self) -> Noise | None:
-        return noise(self.usual_times[self.slow_start :])
-
-    @property
     def noise(self) -> Noise | None:
-        """Why the run cannot be judged by the steps after them; None where it can."""
-        return None if self._noise is None or self._noise.is_certain else self._noise
-
-    @property
-    def interruptions(self) -> Noise | None:
-        """The interruptions that hold most of the time of a run that can be judged; None without them."""
-        found = self._noise
-        return found if found is not None and found.is_certain and found.are_interrupted else None
+        """Why the run cannot be judged by those steps; None where it can."""
+        return noise(self.usual_times)
 
     @cached_property
     def metrics(self) -> dict[str, float]:
@@ -153,12 +137,6 @@ class RecordView:
     def phase_coverage(self) -> float | None:
         """The part of a step that is inside at least one phase."""
         return 1 - self.phase_shares[REST] if REST in self.phase_shares else None
-
-    @cached_property
-    def phase_noise(self) -> Noise | None:
-        """Why phases cannot be judged: as the run, or by the phase-timed steps; None where they can."""
-        found = noise([step.ms for step in self.spans])
-        return self.noise or (None if found is None or found.is_certain else found)
 
     # --- batches and traffic ---
 

@@ -33,7 +33,7 @@ def phases_figure(view: RecordView) -> Figure | None:
     if not bars:
         return None
     samples, colors = view.phase_samples | {REST: [step.rest for step in view.spans]}, style.of_run(view)
-    is_judged = view.phase_noise is None
+    is_judged = view.noise is None
     figure, axes = style.figure_with_axes(10.0, 1.1 + 0.36 * len(bars))
     for place, bar in enumerate(bars):
         low, _, high = quartiles(samples[bar.name])

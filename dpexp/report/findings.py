@@ -119,7 +119,7 @@ def idle_devices(view: RecordView) -> str:
 
 def _phases(view: RecordView) -> dict[str, Phase]:
     """{name: phase} of those whose times are close enough together for their median; empty without any."""
-    is_judged = view.usual is not None and view.phase_noise is None
+    is_judged = view.usual is not None and view.noise is None
     return {phase.name: phase for phase in view.phases if is_judged and phase.iqr <= phase.median}
 
 

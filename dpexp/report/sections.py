@@ -77,7 +77,11 @@ def _run(view: RecordView, findings: Mapping[str, str]) -> Section:
 
 
 def _verdict(view: RecordView, findings: Mapping[str, str]) -> str:
-    """How the run was executed, whether it is verified, its step time, and the first of its findings."""
+    """How the run was executed, whether it is verified, its step time, and the first of its findings.
+
+    Of a run that cannot be judged: why, and its rate by wall clock. Of a loop that is watched: how many steps
+    were compared. Empty for a dry run.
+    """
     record, usual = view.record, view.usual
     if record.status == "planned":
         return ""
@@ -96,8 +100,6 @@ def _verdict(view: RecordView, findings: Mapping[str, str]) -> str:
         return "; ".join([*parts, *([f"{units.number(wall)} samples/s by wall clock"] if wall else [])])
     if usual is not None:
         parts.append(f"{units.ms(usual.median)} per step, IQR {units.ms(usual.iqr)}, n {usual.n}")
-    if view.interruptions is not None:
-        parts.append(f"interrupted: {units.held(view.interruptions)}")
     return "; ".join([*parts, *[*findings][:1]])
 
 
@@ -250,17 +252,14 @@ def profile_section(record: Record) -> Section | None:
 
 
 def _phases(view: RecordView) -> Section | None:
-    """Shares with the rest, so that they add up; the times alone where these steps cannot be judged."""
+    """Shares with the rest, so that they add up; the times alone where the run cannot be judged."""
     phases, coverage, title = view.phases, view.phase_coverage, "Where a step goes"
     if not phases:
         return None
     steps = plural(max(phase.n for phase in phases), "step")
-    if noise := view.phase_noise:
-        why = (
-            "the run cannot be judged" if view.noise else f"they cannot be judged: {units.noise_text(noise)}"
-        )
+    if view.noise is not None:
         rows = tuple(("  " * phase.depth + phase.name, _phase_text(phase)) for phase in phases)
-        line = f"medians of {steps}, without shares: {why}"
+        line = f"medians of {steps}, without shares: the run cannot be judged"
         return Section(title, (line,), "warn", Table(("phase", "time"), rows))
     line = f"share of a step on average, and medians, of {steps}"
     if coverage is not None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from dpexp.config.words import plural
 from dpexp.record.batches import Batches, Call
-from dpexp.record.noise import Noise
+from dpexp.record.steps import Noise
 
 
 def text(value: Any, unit: str) -> str:
@@ -121,13 +121,5 @@ def device_names(names: Sequence[str]) -> str:
 
 
 def noise_text(noise: Noise) -> str:
-    """The reason with its figures: between which bounds the median lies, and what outliers hold."""
-    low, high = ms(noise.low), ms(noise.high)
-    bounds = f"the median of {plural(noise.n, 'step')} lies between {low} and {high}"
-    return f"{bounds}, {held(noise, 'them')}" if noise.are_interrupted else bounds
-
-
-def held(noise: Noise, steps: str = "") -> str:
-    """Which part of the time outliers hold: ``3 of 75 steps hold 62% of the time``."""
-    verb = "holds" if noise.outliers == 1 else "hold"
-    return f"{noise.outliers} of {steps or plural(noise.n, 'step')} {verb} {percent(noise.share)} of the time"
+    """The reason with its figures: between which bounds the median lies."""
+    return f"the median of {plural(noise.n, 'step')} lies between {ms(noise.low)} and {ms(noise.high)}"
