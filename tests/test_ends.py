@@ -85,28 +85,11 @@ class Swallowing(Ending):
             os.kill(os.getpid(), signal.SIGINT)
 
 
-class Raising(Ending):
+class Stopping(Ending):
     """Raises an exception that is not an Exception."""
 
-    def __init__(self, error: BaseException) -> None:
-        super().__init__()
-        self.error = [error]
-
-    def __deepcopy__(self, memo: Any) -> Raising:
-        copied = Raising(self.error[0])
-        copied.load_state_dict(self.state_dict())
-        return copied
-
     def end(self) -> None:
-        raise self.error[0]
-
-
-def stopping() -> nn.Module:
-    return Raising(Stop("that is all"))
-
-
-def generator_exit() -> nn.Module:
-    return Raising(GeneratorExit())
+        raise Stop("that is all")
 
 
 # --- tests ------------------------------------------------------------------------------------------
@@ -129,7 +112,7 @@ def check_whole(home: Path, record: Record) -> None:
     assert sorted(path.name for path in folder.iterdir()) == ["journal.jsonl", "record.json"]
 
 
-@pytest.mark.parametrize("call", [2, 5, 13, 89, 1500, 6000])
+@pytest.mark.parametrize("call", [2, 89, 6000])
 @pytest.mark.parametrize(
     ("pair", "code", "message"),
     [
@@ -153,22 +136,13 @@ def test_a_signal_that_user_code_swallows_ends_the_run_after_the_step(dpexp_home
     assert (record.status, len(record.steps["loss"])) == ("killed", STEPS - 1)
 
 
-@pytest.mark.parametrize(
-    ("model", "kind", "message"),
-    [
-        ("stopping", "Stop", "Stop: that is all ("),
-        ("generator_exit", "GeneratorExit", "GeneratorExit ("),
-    ],
-)
-def test_an_exception_of_any_kind_fails_the_run(
-    dpexp_home: Path, model: str, kind: str, message: str
-) -> None:
-    result, record = end(dpexp_home, model)
+def test_an_exception_of_any_kind_fails_the_run(dpexp_home: Path) -> None:
+    result, record = end(dpexp_home, "Stopping")
     assert result.returncode == 1
-    assert result.stderr.startswith(f"error: {message}")
+    assert result.stderr.startswith("error: Stop: that is all (")
     assert len(result.stderr.splitlines()) == 1
     assert record.status == "failed"
     assert record.error is not None
-    assert record.error["type"] == kind
+    assert record.error["type"] == "Stop"
     assert "in end" in record.error["traceback"]
     check_whole(dpexp_home, record)

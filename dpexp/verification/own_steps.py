@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -15,7 +15,9 @@ from dpexp.data.batch import Batch
 from dpexp.data.objective import Objective
 from dpexp.devices import without_tf32
 from dpexp.parallel.random_layers import draws_random_numbers
+from dpexp.strategies.modules import parts
 from dpexp.training.optimizers import OptimizerFactory
+from dpexp.training.preserve import is_users
 from dpexp.training.trainer import Trainer
 from dpexp.verification.checks import checked_placed, checked_state, checked_window, undecided
 from dpexp.verification.chunks import Chunks
@@ -49,13 +51,14 @@ OWN_STEPS = "its own training steps"
 class OwnSteps:
     """Steps of a run beside a single device. A ``note`` says why they cannot be compared.
 
-    ``trial`` is what the ``model`` as placed has shown.
+    ``trial`` is what the ``model`` as placed has shown; ``counts`` are numbers in attributes of its modules.
     """
 
     sides: Sides
     model: nn.Module
     trial: Trial
     note: str
+    counts: Mapping[str, int | float]
     rows_are_apart: bool
 
     @classmethod
@@ -82,7 +85,8 @@ class OwnSteps:
         sides = Sides(layout, objective, single, limits, chunks, mode, is_short or bool(autocast))
         note = f"not compared: {why_not}" if why_not else ""
         rows_are_apart = not (autocast or draws_random_numbers(model) or has_batch_norm(model))
-        return cls(sides, model, checked_placed(sides, Trial()), note, rows_are_apart)
+        placed = checked_placed(sides, Trial())
+        return cls(sides, model, placed, note, _counts(trainer), rows_are_apart)
 
     def first(self, pairs: Pairs) -> Result:
         """The run's step on each of its parts of the global batches, if the model as placed is right."""
@@ -95,9 +99,19 @@ class OwnSteps:
         trial, _ = checked_state(self.sides, Trial())
         if trial.failure is not None:
             return self._result(trial, self.note)
+        self._count_as_layout()
         optimizers = self.sides.layout.optimizers
         with optimizers.restarted() if optimizers is not None else nullcontext():
             return self._taken(trial, pairs)
+
+    def _count_as_layout(self) -> None:
+        """Give the single device the numbers that modules of the layout have counted in all steps so far."""
+        layout, single = self.sides.layout, self.sides.single.trainer
+        counted = {at: number for at, number in _counts(layout).items() if self.counts.get(at) != number}
+        counted = layout.group.complete(counted)
+        for part in parts(single.placed.module):
+            for key, own in vars(part.module).items():
+                vars(part.module)[key] = counted.get(f"{part.name}: {key}", own)
 
     def _taken(self, trial: Trial, pairs: Pairs) -> Result:
         note = self.note
@@ -133,6 +147,17 @@ class OwnSteps:
             located.module or "",
             gaps=[OWN_STEPS] if note else [],
         )
+
+
+def _counts(trainer: Trainer) -> dict[str, int | float]:
+    """The numbers in attributes of the user's modules, as ``module: attribute``."""
+    return {
+        f"{part.name}: {key}": number
+        for part in parts(trainer.placed.module)
+        if is_users(part.module)
+        for key, number in vars(part.module).items()
+        if type(number) in (int, float)
+    }
 
 
 def _own_mode(model: nn.Module, chunks: Chunks, layout: Trainer, compared: Mode | None) -> tuple[Mode, str]:

@@ -67,14 +67,13 @@ class Proxy:
     """A proxy between client and server whose network can fail.
 
     ``down`` refuses connections until ``up``. While it is ``failing`` the server gets no request, and the
-    answer is 500. ``received`` holds the bytes that clients sent.
+    answer is 500.
     """
 
     def __init__(self, target: int) -> None:
         self.target = target
         self.port = free_port()
         self.failing = False
-        self.received = b""
         self._listener: socket.socket | None = None
         self._open: list[socket.socket] = []
 
@@ -122,7 +121,6 @@ class Proxy:
                     client.sendall(b"HTTP/1.1 500 Internal Server Error\r\nContent-Length: 0\r\n\r\n")
                     client.shutdown(socket.SHUT_RDWR)
                     break
-                self.received = (self.received + data)[-(1 << 20) :]
                 server.sendall(data)
 
     def _answer(self, server: socket.socket, client: socket.socket) -> None:

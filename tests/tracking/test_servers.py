@@ -1,6 +1,5 @@
 """Delivery to an MLflow server, and networks that fail."""
 
-import base64
 import json
 import os
 import subprocess
@@ -13,7 +12,7 @@ from helpers import journals
 from helpers.command_lines import script
 from helpers.mlflow_reader import everything, only_run, steps_of
 from helpers.servers import Proxy, mlflow_server
-from helpers.tracking_processes import DRIVER, TIMEOUT_S, drive, wait_until
+from helpers.tracking_processes import DRIVER, drive, wait_until
 
 from dpexp.record.fold import load_record
 from dpexp.record.journal import JOURNAL
@@ -93,19 +92,6 @@ def test_a_server_that_fails_and_comes_back_has_everything_by_the_end(dpexp_home
     assert driver.delivery()["complete"]
     assert driver.wait() == 0
     assert steps_of(proxy.address, driver.run_id) == list(range(150))
-
-
-def test_the_experiment_and_the_login_of_mlflows_variables_are_used_and_kept_nowhere(
-    dpexp_home: Path, proxy: Proxy
-) -> None:
-    login = proxy.address.replace("http://", "http://me:hunter22@")
-    variables = {"MLFLOW_EXPERIMENT_NAME": "from mlflow", "MLFLOW_RUN_ID": "0" * 32}
-    command = ("single", "--devices", "cpu", "--steps", 3, "--json", "--track-timeout", TIMEOUT_S)
-    ran = script("run.py", *command, MLFLOW_TRACKING_URI=login, **variables)
-    assert ran.returncode == 0, ran.stderr
-    assert everything(proxy.address, json.loads(ran.stdout)["run_id"])["experiment"] == "from mlflow"
-    assert b"Authorization: Basic " + base64.b64encode(b"me:hunter22") in proxy.received
-    assert not secrets_in(dpexp_home, ran.stdout.encode(), ran.stderr.encode())
 
 
 @pytest.mark.usefixtures("proxy")

@@ -1,16 +1,16 @@
-"""Sync: what a store has lost comes back, and a run that is not tracked stays off it."""
+"""Sync: a run that is not tracked stays off the store, and one that grows or dies is delivered."""
 
 from pathlib import Path
 
 import pytest
 from helpers import journals
 from helpers.command_lines import script
-from helpers.mlflow_reader import everything, mlflow_runs, only_run, steps_of
-from mlflow.tracking import MlflowClient
+from helpers.mlflow_reader import everything, losses, mlflow_runs, only_run, steps_of
 
-from dpexp.record.fold import finish
-from dpexp.tracking import ledger
-from dpexp.tracking.sync import sync
+from dpexp.record.fold import WITHOUT_END, finish, load_record
+from dpexp.record.journal import RECORD
+from dpexp.tracking.deliver import Upload
+from dpexp.tracking.store import Store
 
 pytestmark = pytest.mark.filterwarnings("default")  # MLflow, pydantic and SQLAlchemy warn of each other
 
@@ -26,32 +26,11 @@ def synced(*words: str) -> str:
     return done.stdout + done.stderr
 
 
-def make_sweep(runs: Path, **config: object) -> None:
-    """A sweep with one run, not delivered."""
-    sweep = journals.begin(runs, "sweep", strategy="sweep", config=config)
-    finish(journals.end(sweep))
-    finish(journals.complete(runs, "child", parent="sweep"))
-
-
-def test_sync_finds_what_the_store_lost_and_delivers_it_again(runs: Path, uri: str) -> None:
-    make_sweep(runs)
-    synced()
-    assert synced() == "everything is delivered\n"
-    before = everything(uri, "child")
-    for run_id in ("child", "sweep"):
-        MlflowClient(uri).delete_run(only_run(uri, run_id).info.run_id)
-    assert "child  delivered" in synced()
-    after = everything(uri, "child")
-    assert after["tags"].pop("mlflow.parentRunId") == only_run(uri, "sweep").info.run_id
-    del before["tags"]["mlflow.parentRunId"]
-    assert after == before
-    assert synced() == "everything is delivered\n"
-
-
 def test_a_sweep_that_is_not_tracked_keeps_its_runs_off_the_store_until_they_are_named(
     runs: Path, uri: str
 ) -> None:
-    make_sweep(runs, track=False)
+    finish(journals.end(journals.begin(runs, "sweep", strategy="sweep", config={"track": False})))
+    finish(journals.complete(runs, "child", parent="sweep"))
     assert synced() == "everything is delivered; not delivered unless named: 2 with --no-track\n"
     assert not mlflow_runs(uri, "child")
     synced("child")
@@ -75,13 +54,17 @@ def test_the_whole_of_a_journal_that_was_delivered_in_part_follows(
     assert steps_of(uri, "copied") == list(range(100))
 
 
-def test_a_run_that_another_process_delivers_is_not_delivered_twice(
-    runs: Path, uri: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = journals.complete(runs, "one").parent
-    monkeypatch.setattr(ledger, "LOCK_TIMEOUT_S", 0.1)
-    with ledger.lock(folder):
-        *_, result = sync(runs.parent)
-    assert (result.state, result.message) == ("not delivered", "another process is delivering run one")
-    assert not mlflow_runs(uri, "one")
-    assert [each.state for each in sync(runs.parent)] == ["delivered"]
+def test_a_run_that_died_with_its_follower_is_closed(runs: Path, uri: str) -> None:
+    journal = journals.begin(runs, "died")
+    journals.step(journal, 0, 50)
+    Upload(Store.from_environment(runs.parent), journal.folder).send_points()
+    journal._file.close()
+    assert not (journal.folder / RECORD).exists()
+    assert only_run(uri, "died").info.status == "RUNNING"
+    assert "closed: killed, 50 steps recorded" in synced()
+    record = load_record(journal.folder)
+    assert (record.status, record.error) == ("killed", WITHOUT_END)
+    found = everything(uri, "died")
+    assert found["status"] == "KILLED"
+    assert found["tags"]["dpexp.error"].startswith("LostContact: the process that")
+    assert len(losses(uri, "died")) == 50

@@ -19,7 +19,7 @@ from dpexp.config.errors import ConfigError, NotComparableError, VerificationErr
 from dpexp.models.linear import Blocks
 from dpexp.parallel import DataParallel
 from dpexp.report.verification import unreached
-from dpexp.verification.failure import NonfiniteError
+from dpexp.verification.trial import NonfiniteError
 
 DEVICES = [torch.device("cpu", 0), torch.device("cpu", 1)]
 X, Y = torch.ones(8, 5), torch.ones(8, 2)

@@ -112,7 +112,7 @@ def part_of_a_small_gradient(model):
     model.router.weight.register_hook(lambda gradient: 0.2 * gradient)
 
 
-@refused("fsdp", block=("first",), words="support scalar parameters. Change scale to a 1D tensor")
+@refused("fsdp", block=("first",), words="scale is a scalar: make it a vector of one number")
 class Scalar(Two):
     """Has a parameter without dimensions."""
 
@@ -253,8 +253,3 @@ class WritesToItsInputs(Two):
 
     def loss(self, outputs, targets):
         return nn.functional.mse_loss(outputs, targets.add_(1))
-
-
-@right("single", compile=True)
-class CompiledByTheRun(Two):
-    """The run compiles it."""
