@@ -28,7 +28,7 @@ ACCELERATORS_NEEDED = {"gpu": 1, "multigpu": 2}
 OURS = ("DPEXP_", "MLFLOW_")
 MAY_LACK = (
     "accelerate", "hypothesis", "matplotlib", "mlflow", "playwright", "psutil",
-    "transformers", "yaml",
+    "transformers",
 )  # fmt: skip
 """Packages that no test of an accelerator needs: its machine may lack them."""
 
