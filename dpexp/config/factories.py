@@ -96,7 +96,8 @@ class Factory:
             try:
                 loaded = getattr(loaded, part)
             except AttributeError as error:
-                raise ConfigError(f"{self.where}: {error}{did_you_mean(part, dir(loaded))}") from error
+                names = did_you_mean(part, dir(loaded))
+                raise ConfigError(f"{self.where}: {self.module} has no '{part}'{names}") from error
         return loaded
 
     def call(self, loaded: Callable[..., Any], context: Mapping[str, Any] | None = None) -> Any:

@@ -251,12 +251,16 @@ class JournalReader:
                     entry = json.loads(line)
                 except (ValueError, RecursionError):
                     entry = None
-                if isinstance(entry, dict) and all(
-                    isinstance(entry.get(name, {}), dict) for name in ("set", "extend")
-                ):
+                if isinstance(entry, dict) and _is_known(entry):
                     yield entry
                 else:
                     self.unreadable += 1
+
+
+def _is_known(entry: dict[str, Any]) -> bool:
+    """Whether a line has what this version writes, and nothing of another one."""
+    values = (entry.get(name, {}) for name in ("set", "extend"))
+    return entry.keys() <= {"at", "set", "extend"} and all(isinstance(value, dict) for value in values)
 
 
 def now() -> str:

@@ -126,6 +126,12 @@ class Fsdp(Strategy):
         """
         names = matching(model, self.options.block, "--block") if list(model.children()) else ()
         is_named = self.options.block != FsdpOptions.block
+        uncalled = [name for name in names if is_named and not _is_called(model.get_submodule(name))]
+        if uncalled:
+            raise ConfigError(
+                f"--block {uncalled[0]}: fsdp gathers the parameters of a block when it is called, and a "
+                f"{type(model.get_submodule(uncalled[0])).__name__} is not: name the module around it"
+            )
         return [
             name
             for name in names
@@ -185,12 +191,17 @@ def _is_apart(model: nn.Module, name: str) -> bool:
     return bool(own) and all(key.startswith(f"{name}.") for key, each in named if each in own)
 
 
+def _is_called(block: nn.Module) -> bool:
+    """Whether it has a forward, as a ParameterList has not."""
+    return type(block).forward is not nn.Module.forward
+
+
 def _is_block(block: nn.Module) -> bool:
     """Whether FSDP2 takes it: it is called, and does not begin in place.
 
     The first layer of ``Sequential(Dropout(inplace=True), …)`` does.
     """
-    if type(block).forward is nn.Module.forward:  # of a ParameterList
+    if not _is_called(block):
         return False
     while isinstance(block, nn.Sequential) and len(block):
         block = next((each for each in block if not isinstance(each, nn.Flatten | nn.Identity)), block[0])

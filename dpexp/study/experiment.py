@@ -20,6 +20,7 @@ about a fact (shapes, equality, bytes) holds or is contradicted.
 from __future__ import annotations
 
 import operator
+import re
 import runpy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -30,7 +31,8 @@ from typing import Any
 
 from dpexp.config.errors import ConfigError
 from dpexp.config.run_config import RunConfig
-from dpexp.config.words import did_you_mean
+from dpexp.config.strategy_options import REFERENCE
+from dpexp.config.words import did_you_mean, shown
 from dpexp.record.figures import Figure
 from dpexp.report import units
 from dpexp.report.intervals import interval
@@ -39,6 +41,8 @@ from dpexp.study.metrics import is_timed, metric, value
 from dpexp.study.records import Plan, Rounds, RunsByCell, finished_runs, read_runs
 
 CONFIG = "config.py"
+_CELL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
+"""The name of a cell is that of its Record's file."""
 REQUIRED = ("QUESTION", "RUNS", "CLAIMS", "ANSWER", "COLUMNS")
 RELATIONS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge, "==": operator.eq}
 
@@ -176,10 +180,25 @@ def load_experiment(folder: Path) -> Experiment:
         raise ConfigError(f"{path}: it must define {', '.join(missing)}")
     known = (*REQUIRED, "FIGURE", "REPEATS", "PROGRAMS")
     experiment = Experiment(folder, **{name.lower(): names[name] for name in known if name in names})
+    _check(experiment, path)
+    return experiment
+
+
+def _check(experiment: Experiment, path: Path) -> None:
+    """Raises ConfigError for what a sweep would find only after it has measured."""
+    repeats = experiment.repeats
+    if type(repeats) is not int or repeats < 1:
+        raise ConfigError(f"{path}: REPEATS is {shown(repeats)}: give a whole number from 1")
+    for cell in experiment.cells:
+        if not _CELL.fullmatch(cell):
+            raise ConfigError(f"{path}: cell '{cell}': use only letters, digits, - and _")
     for claim in experiment.claims:
         for pattern in filter(None, (claim.of, claim.against)):
             experiment.cells_matching(pattern)
-    return experiment
+    runs = experiment.runs.values()
+    if runs and not any(run.strategy == REFERENCE for run in runs):
+        what = f"strategy {REFERENCE}, the reference that every sweep measures"
+        raise ConfigError(f"{path}: no cell has {what}")
 
 
 # --- verdicts on claims --------------------------------------------------------------------------

@@ -81,7 +81,6 @@ class Store:
     """Where runs are delivered to. ``file`` is None for a server."""
 
     uri: str
-    home: Path
     artifacts: Path
     file: Path | None
 
@@ -90,9 +89,9 @@ class Store:
         """The store of this environment. Neither opens nor creates it, and does not import mlflow."""
         uri = os.environ.get("MLFLOW_TRACKING_URI", "").strip() or f"sqlite:///{home / 'mlflow.db'}"
         if not uri.startswith("sqlite:///"):
-            return cls(uri, home, home / "mlruns", None)
+            return cls(uri, home / "mlruns", None)
         file = Path(uri.removeprefix("sqlite:///")).absolute()
-        return cls(f"sqlite:///{file}", home, file.parent / "mlruns", file)
+        return cls(f"sqlite:///{file}", file.parent / "mlruns", file)
 
     @functools.cached_property
     def name(self) -> str:

@@ -35,7 +35,7 @@ def prove(
     optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer] | None = None,
     *,
     mesh: Any = None,
-    devices: Sequence[torch.device] = (HOST,),
+    devices: Sequence[torch.device | str] = (HOST,),
     reduction: str = "",
     accumulate: int = 1,
 ) -> Result:
@@ -61,8 +61,8 @@ def prove(
     ]
     if not global_batches:
         raise ConfigError("prove: there are no batches")
-    used = tuple(devices) if mesh is None else (_device(mesh),)
-    target = list(devices) if mesh is None else mesh
+    used = tuple(map(torch.device, devices)) if mesh is None else (_device(mesh),)
+    target = list(used) if mesh is None else mesh
     with _process_group(mesh) as group:
 
         def laid_out(copied: nn.Module) -> Placed:

@@ -106,7 +106,7 @@ def test_a_loss_is_bound_to_its_options_and_called_with_two_arguments(user_file:
         ("no_such_package:make", "cannot import no_such_package: ModuleNotFoundError"),
         ("$:required:width=8", "needs depth: write"),
         ("$:failing", "user.py:failing raised KeyError: 'deep inside' ("),
-        ("$:maek", "has no attribute 'maek': did you mean 'make'?"),
+        ("$:maek", "has no 'maek': did you mean 'make'?"),
         ("$:table", "raised TypeError: {} is not a callable object"),
     ],
 )

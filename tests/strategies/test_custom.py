@@ -112,7 +112,7 @@ def test_a_layout_over_devices_is_one_process() -> None:
     [
         ({}, "custom needs --layout"),
         ({"layout": "nowhere.py:parallelize"}, "there is no file nowhere.py"),
-        ({"layout": f"{LAYOUTS}:missing"}, "has no attribute 'missing'"),
+        ({"layout": f"{LAYOUTS}:missing"}, "has no 'missing'"),
         ({"layout": f"{LAYOUTS}:tensor_parallel"}, "give --mesh"),
         ({"layout": f"{LAYOUTS}:one_parameter"}, r"takes \(model\), not \(model, mesh\)"),
         ({"layout": f"{LAYOUTS}:returns_nothing"}, "returned NoneType, not a torch"),

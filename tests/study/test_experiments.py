@@ -131,6 +131,21 @@ def test_an_old_picture_is_found_and_a_new_one_carries_its_digest(small: Path) -
     assert picture.read_bytes() != before
 
 
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("REPEATS = True", "REPEATS is True: give a whole number from 1"),
+        ("RUNS = {'a/b c': RUNS['single']}", "cell 'a/b c': use only letters, digits, - and _"),
+        ("del RUNS['single']; CLAIMS = []", "no cell has strategy single, the reference"),
+    ],
+)
+def test_what_a_sweep_would_find_too_late_is_refused(small: Path, line: str, message: str) -> None:
+    path = small / "config.py"
+    path.write_text(f"{path.read_text()}\n{line}\n")
+    with pytest.raises(ConfigError, match=message):
+        load_experiment(small)
+
+
 def test_missing_parts_of_an_experiment_are_named(small: Path) -> None:
     changed(small / "config.py", "ANSWER,", "REPLY,")
     with pytest.raises(ConfigError, match="it must define ANSWER"):

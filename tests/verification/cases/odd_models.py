@@ -145,7 +145,7 @@ class Listed(Two):
         return self.head(self.first(x) @ self.middle[0] + self.middle[1])
 
 
-@refused("fsdp", block=("middle",), words="reads them without a call")
+@refused("fsdp", block=("middle",), words="ParameterList is not: name the module around it")
 class ListedBlock(Listed):
     """The list of parameters is to be gathered by itself."""
 
