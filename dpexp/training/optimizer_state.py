@@ -13,19 +13,19 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from types import CellType, FunctionType, MethodType
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
 
 from dpexp.strategies.placed import Shards
 
-if TYPE_CHECKING:
-    from dpexp.training.optimizers import Optimizers
+States: TypeAlias = Iterable[tuple[str, nn.Parameter, Mapping[str, Any]]]
+"""(name, parameter, what is kept of it) of the parameters of optimizers."""
 
 
 def keeper(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
@@ -34,11 +34,11 @@ def keeper(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     return inner if isinstance(inner, torch.optim.Optimizer) else optimizer
 
 
-def full_state(optimizers: Optimizers, shards: Shards) -> dict[str, dict[str, Any]]:
+def full_state(states: States, shards: Shards) -> dict[str, dict[str, Any]]:
     """What the optimizers keep of each parameter, on the host; every rank must call this."""
     return {
         name: {key: _full(shards, name, parameter, value) for key, value in state.items()}
-        for name, parameter, state in optimizers.states()
+        for name, parameter, state in states
     }
 
 
@@ -50,7 +50,7 @@ def _full(shards: Shards, name: str, parameter: nn.Parameter, value: Any) -> Any
     return (shards.full_tensor(name, value) if is_shard else value.detach()).cpu()
 
 
-def groups(optimizers: Optimizers) -> list[list[dict[str, Any]]]:
+def groups(members: Iterable[torch.optim.Optimizer]) -> list[list[dict[str, Any]]]:
     """What the parameter groups of each optimizer have besides parameters, which its steps may change.
 
     Numbers, texts, lists of numbers, and tensors on the host.
@@ -60,7 +60,7 @@ def groups(optimizers: Optimizers) -> list[list[dict[str, Any]]]:
             {key: copied_value(value) for key, value in group.items() if _is_plain(value)}
             for group in each.param_groups
         ]
-        for each in optimizers.members
+        for each in members
     ]
 
 

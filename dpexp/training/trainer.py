@@ -99,7 +99,7 @@ class Trainer:
 
     def optimizer_state(self) -> dict[str, dict[str, Any]]:
         """What the optimizers keep of each parameter that this process has a part of, on the host."""
-        return full_state(self.optimizers, self.placed.shards) if self.optimizers is not None else {}
+        return full_state(self.optimizers.states(), self.placed.shards) if self.optimizers is not None else {}
 
     def complete_parameters(self) -> dict[str, torch.Tensor]:
         """The parameters of all ranks by name, in their full shapes, on the host."""

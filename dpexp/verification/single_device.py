@@ -66,7 +66,7 @@ class SingleDevice:
         with alone():  # an optimizer may ask for its ranks
             self.trainer = Trainer(placed, _unknown_loss, optimizer, autocast)
         self._optimizer, self._autocast, self._module = optimizer, autocast, placed.module
-        self._first = groups(self.trainer.optimizers) if self.trainer.optimizers is not None else []
+        self._first = groups(self.trainer.optimizers.members) if self.trainer.optimizers is not None else []
         self._switch = Switch(placed.module)
         self.follows = self._changed_settings()
 

@@ -49,7 +49,7 @@ class State:
             group.complete({name: each.cpu().clone() for name, each in trainer.full_parameters().items()}),
             group.one_of_each_dp_rank(group.all_gather(group.complete(buffers))),
             group.complete(copy.deepcopy(trainer.optimizer_state())),
-            groups(optimizers) if optimizers is not None else [],
+            groups(optimizers.members) if optimizers is not None else [],
             optimizers.attributes() if optimizers is not None else [],
             optimizers.batches if optimizers is not None else 0,
             group.one_of_each_dp_rank(group.all_gather(random_state())),

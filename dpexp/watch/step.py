@@ -22,7 +22,7 @@ from dpexp.verification.trial import judge, worst_errors
 from dpexp.watch import update
 from dpexp.watch.calls import LoopCall, full
 from dpexp.watch.explain import Case, FoundError, LoopFinding, explain, mean_of_means, sampled
-from dpexp.watch.public import Options
+from dpexp.watch.options import Options
 from dpexp.watch.ranks import LoopRanks
 from dpexp.watch.replay import HAS_STATE, Gradients, Narrowest, Replay
 from dpexp.watch.weights import Weighed, Weighing, loss_of_all_rows, scalar_place

@@ -21,8 +21,8 @@ from dpexp.verification.compare import Difference
 from dpexp.verification.result import KINDS, row_of
 from dpexp.watch.calls import Hook, LoopCalls, ObservedLoss, full
 from dpexp.watch.explain import FoundError, LoopFinding, sampled
+from dpexp.watch.options import Options
 from dpexp.watch.program import shapes
-from dpexp.watch.public import Options
 from dpexp.watch.ranks import LoopRanks
 from dpexp.watch.recording import Recording
 from dpexp.watch.replay import Replay, unchanged

@@ -149,7 +149,11 @@ class Locator:
         layout, single = self.sides.layout.optimizers, self.sides.single.trainer.optimizers
         if layout is None or single is None:
             return ""
-        pairs = zip(chain.from_iterable(groups(layout)), chain.from_iterable(groups(single)), strict=False)
+        pairs = zip(
+            chain.from_iterable(groups(layout.members)),
+            chain.from_iterable(groups(single.members)),
+            strict=False,
+        )
         apart = {
             f"{key} is {shown(own[key])} instead of {shown(expected[key])}": None
             for own, expected in pairs
