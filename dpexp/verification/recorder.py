@@ -99,6 +99,7 @@ class Recorder(StepObserver):
         self._trainer, self._has_rows, self._then = trainer, has_rows, then
 
     def forward_ended(self, outputs: Any) -> None:
+        """Record the outputs, (rows, ...) each. Raises StepEndedError where only these are compared."""
         if self._has_rows:
             leaves = {path: leaf for path, leaf in tensors.leaves(outputs) if isinstance(leaf, torch.Tensor)}
             outputs = {path: widened(leaf) for path, leaf in leaves.items()}
@@ -109,12 +110,14 @@ class Recorder(StepObserver):
             raise StepEndedError
 
     def loss_ended(self, loss: torch.Tensor) -> None:
+        """Record the loss, a scalar."""
         eps = {**self.step.eps, None: _eps(loss)}
         self.step = replace(self.step, loss=float(loss.detach()), eps=eps)
         if self._trainer.optimizers is None:
             self._end()
 
     def backward_ended(self) -> None:
+        """Record the full gradients; every rank must call this."""
         full = self._trainer.placed.shards.full_tensor
         gradients = {
             name: widened(full(name, parameter.grad))

@@ -133,7 +133,10 @@ class Replay:
             return RandomState.now(call.autocast.kind) == call.drawn
 
     def gradients_of(self, call: LoopCall, draw: int | None = None) -> Gradients:
-        """What a call makes of the loop's gradients at its outputs, if it counts once."""
+        """What a call makes of the loop's gradients at its outputs, if it counts once.
+
+        Raises NotComparableError where its outputs are other ones than in the loop.
+        """
         self._model.zero_grad()
         outputs = self.outputs(call, draw)
         if draw is None and not all(map(_are_close, outputs, call.leaves)):
