@@ -4,13 +4,13 @@ They are nine that users bring first: torchvision's and Hugging Face's, small, w
 """
 
 import importlib.util
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from helpers.engine_runs import ended
 from helpers.in_ranks import in_ranks
+from helpers.torchvision_operators import define_missing
 from torch import distributed, nn
 
 from dpexp import devices
@@ -18,28 +18,7 @@ from dpexp.config.run_config import RunConfig
 from dpexp.distributed.group import ProcessGroup
 from dpexp.engine.prepare import prepare
 
-_defined: list[torch.library.Library] = []
-"""Kept, since the operators go with it."""
-
-
-def define_missing_operators() -> None:
-    """Let torchvision be imported beside a CPU build of torch: it wants to know its operators of CUDA.
-
-    It is not among the packages of the tests, as Transformers cannot be imported beside it.
-    """
-    found = importlib.util.find_spec("torchvision")
-    if found is None or found.origin is None or _defined:
-        return
-    try:
-        for library in Path(found.origin).parent.glob("_C.*so"):
-            torch.ops.load_library(library)
-    except OSError:
-        _defined.append(torch.library.Library("torchvision", "DEF"))
-        for name in ("nms", "qnms"):
-            _defined[0].define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-
-
-define_missing_operators()
+define_missing()
 LAYOUTS: dict[str, dict[str, Any]] = {
     "whole": {"virtual": 3},
     "functional": {"virtual": 2},
