@@ -20,7 +20,6 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from dpexp import report
 from dpexp.config.errors import ConfigError, Terminated, as_config_error
 from dpexp.config.factories import live_names
 from dpexp.config.printable import printable
@@ -52,9 +51,13 @@ class RunRecord(Record):
     """The Record that ``run`` returns: ``print`` shows its summary, and so does a notebook."""
 
     def __str__(self) -> str:
+        from dpexp import report  # with rich: no rank and no command's help shows a Record
+
         return report.summary(self)
 
     def _repr_markdown_(self) -> str:
+        from dpexp import report
+
         return report.note(self)
 
 

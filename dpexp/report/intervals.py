@@ -18,16 +18,17 @@ import math
 import statistics
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from dpexp.record.figures import Figure
 from dpexp.record.steps import present, spread, typical
 from dpexp.record.view import RecordView
 from dpexp.report import units
 
-Array = np.ndarray[Any, Any]
+if TYPE_CHECKING:
+    import numpy as np
+
+Array: TypeAlias = "np.ndarray[Any, Any]"
 Key = TypeVar("Key", bound=Hashable)
 Medians = Mapping[Key, float]
 """{run: its figure}; runs of the same round of a sweep have the same key."""
@@ -132,6 +133,8 @@ def _student(freedom: int) -> Any:
 
 
 def _logs(values: Iterable[float]) -> Array:
+    import numpy as np  # likewise
+
     return np.asarray(np.log(list(values)))
 
 
