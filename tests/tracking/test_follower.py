@@ -13,12 +13,10 @@ from helpers.command_lines import script
 from helpers.mlflow_reader import artifact_folder, everything, losses, only_run
 from helpers.tracking_processes import drive, wait_until
 
-from dpexp.record.fold import WITHOUT_END, fold, load_record
-from dpexp.record.journal import JOURNAL, RECORD
+from dpexp.record.fold import fold, load_record
+from dpexp.record.journal import JOURNAL
 from dpexp.tracking import ledger
-from dpexp.tracking.deliver import Upload
 from dpexp.tracking.follow import Follower
-from dpexp.tracking.store import Store
 
 pytestmark = pytest.mark.filterwarnings("default")  # MLflow, pydantic and SQLAlchemy warn of each other
 
@@ -88,25 +86,6 @@ def test_a_follower_works_when_the_machine_is_idle_and_killed_it_leaves_the_run_
     assert synced.returncode == 0, synced.stderr
     assert everything(uri, driver.run_id)["status"] == "FINISHED"
     assert len(losses(uri, driver.run_id)) == 100
-
-
-@pytest.mark.usefixtures("home_with_store")
-def test_sync_closes_a_run_that_died_with_its_follower(dpexp_home: Path, runs: Path, uri: str) -> None:
-    journal = journals.begin(runs, "died")
-    journals.step(journal, 0, 50)
-    Upload(Store.from_environment(dpexp_home), journal.folder).send_points()
-    journal._file.close()
-    assert not (journal.folder / RECORD).exists()
-    assert only_run(uri, "died").info.status == "RUNNING"
-    synced = script("runs.py", "sync")
-    assert synced.returncode == 0, synced.stderr
-    assert "closed: killed, 50 steps recorded" in synced.stdout
-    record = load_record(journal.folder)
-    assert (record.status, record.error) == ("killed", WITHOUT_END)
-    found = everything(uri, "died")
-    assert found["status"] == "KILLED"
-    assert found["tags"]["dpexp.error"].startswith("LostContact: the process that")
-    assert len(losses(uri, "died")) == 50
 
 
 @pytest.mark.usefixtures("home_with_store")
