@@ -90,7 +90,7 @@ def profiled_step(
     step. An error in it is not one of the run, whose training is done; one that not every rank has is raised,
     since the others wait for this rank.
     """
-    log = _StepLog(trainer.placed)
+    log = _WorkObserver(trainer.placed)
     note = _observed_step(trainer, batch, log)
     use = resident(trainer) | ({} if note else {"gradients": log.gradients})
     memory = [
@@ -106,7 +106,7 @@ def profiled_step(
     return work | ({"uncounted": uncounted} if uncounted else {}), memory
 
 
-class _StepLog(StepObserver):
+class _WorkObserver(StepObserver):
     """The FLOPs of a step by phase, and the bytes of its gradients."""
 
     def __init__(self, placed: Placed) -> None:
@@ -125,7 +125,7 @@ class _StepLog(StepObserver):
         self.flops["backward"] = self.counted.total - self.flops["forward"]
 
 
-def _observed_step(trainer: Trainer, batch: Batch, log: _StepLog) -> str:
+def _observed_step(trainer: Trainer, batch: Batch, log: _WorkObserver) -> str:
     """Take the step; why it is not known what it did, if so."""
     module = trainer.placed.module
     if is_compiled(module):
