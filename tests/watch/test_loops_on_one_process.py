@@ -468,8 +468,8 @@ def test_further_steps_are_watched_again_and_find_a_late_bug() -> None:
 
 
 def test_gradients_that_are_not_numbers_are_warned_of() -> None:
-    run = loop(loss=lambda outputs, targets: mse(outputs, targets) * float("nan"))
-    assert run.warnings or run.findings
+    with loop(loss=lambda outputs, targets: mse(outputs, targets) * float("nan")) as run:
+        assert run.warnings or run.findings
 
 
 def test_a_copy_of_the_observed_loss_is_the_users() -> None:
