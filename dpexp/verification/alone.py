@@ -17,6 +17,7 @@ from dpexp.distributed.group import group_of
 
 _latest: tuple[Any, Any] = (None, None)
 """The group of all ranks, and that of this rank alone."""
+_asked: list[str] | None = None
 
 
 class OwnGroupError(RuntimeError):
@@ -43,6 +44,23 @@ def alone() -> Iterator[None]:
         distributed.group.WORLD = world
 
 
+@contextmanager
+def collectives() -> Iterator[list[str]]:
+    """The names of what asks for other ranks inside, alone: collectives, and what calls ``asked``."""
+    global _asked
+    outer, _asked = _asked, []
+    try:
+        yield _asked
+    finally:
+        _asked = outer
+
+
+def asked(name: str) -> None:
+    """This function of torch.distributed is called: it counts where it is called alone."""
+    if _asked is not None and distributed.group.WORLD is _latest[1]:
+        _asked.append(name)
+
+
 class _OfOneRank(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Collectives on the group of all ranks, which a module may have kept, are those of this rank alone."""
 
@@ -52,6 +70,7 @@ class _OfOneRank(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.namespace in ("c10d", "_c10d_functional", "_c10d_functional_autograd"):
+            asked(func.__name__)
             args = tuple(self._replaced(func, arg) for arg in args)
         return func(*args, **(kwargs or {}))
 

@@ -11,22 +11,24 @@ import copy
 import itertools
 import threading
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial, wraps
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from torch._compile import _disable_dynamo
 from torch.nn.parallel import DistributedDataParallel
 
 from dpexp import devices, tensors
 from dpexp.config.errors import NotComparableError, describe
 from dpexp.data.rng import random_state, set_random_state
 from dpexp.record.journal import WATCH_STRATEGY
-from dpexp.strategies.modules import named_buffers, parts
+from dpexp.strategies.modules import named_buffers, named_parameters, parts
 from dpexp.strategies.placed import full_output
+from dpexp.watch.graph import Walk, edges, left_in, mark, walk
+from dpexp.watch.hooks import Hook, RootHook
 
 
 class Autocast(NamedTuple):
@@ -69,36 +71,69 @@ class RandomState(NamedTuple):
             module.set_rng_state(state, device)
 
 
-@dataclass(eq=False)
-class LoopCall:
-    """One call of the model, or of the loss: ``leaves`` are the outputs of the one, arguments of the other.
+@dataclass(frozen=True, eq=False)
+class Call:
+    """A call of a part of the model, or of a loss, as observed.
 
-    ``inputs`` are (args, kwargs). ``gradients`` are the loop's, by the place of the leaf; without any, no
-    backward has reached the call. ``factor`` says how many times as much the loop counts it as the loss of
-    all rows.
+    ``leaves`` are the outputs of the part, and what it has left in attributes at the paths ``left``; of a
+    loss they are its arguments that get a gradient. ``gradients`` are the loop's, by the place of the leaf;
+    without any, no backward has reached the call. ``backward`` is the number of the pass that reached it
+    first, ``losses`` are the places of the losses that lead to it, in the same window.
     """
 
+    part: str
     inputs: Any
     order: int
     autocast: Autocast
     device: str = "cpu"
     is_replica: bool = False
-    begun: float = field(default_factory=time.perf_counter)
-    leaves: list[torch.Tensor] = field(default_factory=list)
-    wanted: list[bool] = field(default_factory=list)
-    gradients: dict[int, torch.Tensor] = field(default_factory=dict)
+    begun: float = 0.0
+    leaves: Sequence[torch.Tensor] = ()
+    left: Sequence[str] = ()
+    wanted: Sequence[bool] = ()
+    gradients: Mapping[int, torch.Tensor] = field(default_factory=dict)
     random: RandomState | None = None
     drawn: RandomState | None = None
-    modes: dict[str, bool] = field(default_factory=dict)
-    buffers: dict[str, torch.Tensor] = field(default_factory=dict)
+    modes: Mapping[str, bool] = field(default_factory=dict)
+    buffers: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    function: Callable[..., Any] | None = None
     value: torch.Tensor | None = None
-    factor: float = 1.0
+    backward: int = 0
+    losses: Sequence[int] = ()
 
-    def gather(self) -> None:
-        """Make full tensors of what is sharded; every rank must call this for its calls in the same order."""
-        those = self.inputs, self.leaves, self.value
-        self.inputs, self.leaves, self.value = tensors.map_tensors(full, those)
-        self.gradients = {place: full(each) for place, each in sorted(self.gradients.items())}
+    def gathered(self) -> Call:
+        """With full tensors for what is sharded; every rank must call this for its calls in order."""
+        inputs, leaves, value = tensors.map_tensors(full, (self.inputs, tuple(self.leaves), self.value))
+        gradients = {place: full(each) for place, each in sorted(self.gradients.items())}
+        return replace(self, inputs=inputs, leaves=leaves, value=value, gradients=gradients)
+
+
+@dataclass(frozen=True, eq=False)
+class Penalty:
+    """The gradients by parameter that a backward pass brought to parameters directly, through no call."""
+
+    gradients: Mapping[str, torch.Tensor]
+    backward: int
+
+
+@dataclass(frozen=True)
+class Window:
+    """What backward passes have reached since an optimizer stepped: ``calls`` of the model, and ``losses``,
+    in their order, and ``penalties``.
+    """
+
+    calls: Sequence[Call] = ()
+    losses: Sequence[Call] = ()
+    penalties: Sequence[Penalty] = ()
+
+    def gathered(self) -> Window:
+        """With full tensors; every rank must call this."""
+        calls, losses = ([each.gathered() for each in some] for some in (self.calls, self.losses))
+        penalties = [
+            replace(each, gradients={name: full(value) for name, value in sorted(each.gradients.items())})
+            for each in self.penalties
+        ]
+        return Window(calls, losses, penalties)
 
 
 def full(tensor: torch.Tensor) -> torch.Tensor:
@@ -112,36 +147,22 @@ def detached_copy(value: Any) -> Any:
     return tensors.map_tensors(lambda each: each.detach().clone(), value)
 
 
-class Hook:
-    """A hook that a copy of the module, or a pickled one, does not have. torch.compile calls it untraced."""
-
-    def __init__(self, act: Callable[..., Any] | None) -> None:
-        self.act = act
-
-    @_disable_dynamo
-    def __call__(self, *args: Any) -> None:
-        if self.act is not None:
-            self.act(*args)
-
-    def __deepcopy__(self, memo: Any) -> Hook:
-        return Hook(None)
-
-    def __reduce__(self) -> Any:
-        return Hook, (None,)
-
-
 class ObservedLoss:
-    """The user's loss, which is seen when it is called; everything else of it is as it was."""
+    """A loss, which is seen when it is called; everything else of it is as it was."""
 
     def __init__(self, loss: Callable[..., Any], calls: LoopCalls) -> None:
         self._loss, self._calls = loss, calls
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        call, (args, kwargs) = self._calls.loss_called((args, kwargs))
+        seen, (args, kwargs) = self._calls.loss_called(self._loss, (args, kwargs))
         value = self._loss(*args, **kwargs)
-        if call is not None and isinstance(value, torch.Tensor):
-            call.value = value.detach().clone()
+        if seen is not None and isinstance(value, torch.Tensor):
+            seen.call = replace(seen.call, value=value.detach().clone())
         return value
+
+    def seen(self, *args: Any, **kwargs: Any) -> Any:
+        """(args, kwargs) that the caller must go on with, who calls the loss itself."""
+        return self._calls.loss_called(self._loss, (args, kwargs))[1]
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -155,8 +176,27 @@ class ObservedLoss:
         return copy.copy, (self._loss,)
 
 
+@dataclass(eq=False)
+class _Seen:
+    """A call, and what backward passes have brought to it so far."""
+
+    call: Call
+    span: range = range(0)
+    sources: Sequence[tuple[Any, int]] = ()
+    gradients: dict[int, torch.Tensor] = field(default_factory=dict)
+    backward: int = 0
+    losses: set[_Seen] = field(default_factory=set)
+
+
+class _Thread(threading.local):
+    """How many calls are under way in a thread, and the outermost one, if it is seen."""
+
+    depth = 0
+    seen: _Seen | None = None
+
+
 class LoopCalls:
-    """The calls of ``model``, and of the loss, since an optimizer stepped.
+    """The calls of ``model``, or of its parts, and of losses, since an optimizer stepped.
 
     While ``is_paused``, and where no gradient is recorded, none is seen. Once they have ended, the next
     forward calls ``on_end``: a step of an optimizer, in which they end, cannot remove the hook that it calls.
@@ -164,28 +204,46 @@ class LoopCalls:
 
     def __init__(self, model: nn.Module, on_end: Callable[[], None], on_forward: Callable[[], None]) -> None:
         self.is_paused, self.windows, self.strategy = False, 0, WATCH_STRATEGY
-        self._takes_second, self._error = False, ""
+        self.passes = 0
+        """How many backward passes there were in this window."""
+        self._noted: Sequence[Any] = ()
+        self.is_by_grad = self.is_edited = False
+        self.hook = ""
         self._model, self._on_end, self._on_forward, self._has_ended = model, on_end, on_forward, False
-        self._of_model: list[LoopCall] = []
-        self._of_loss: list[LoopCall] = []
-        self._order, self._lock, self._thread = itertools.count(), threading.Lock(), threading.local()
-        self._has_stepped = False
+        self._error, self._key = "", f"dpexp.watch {id(self)}"
+        self._of_model: list[_Seen] = []
+        self._of_loss: list[_Seen] = []
+        self._penalties: list[Penalty] = []
+        self._order, self._lock, self._thread = itertools.count(), threading.Lock(), _Thread()
+        self._has_stepped, self._open = False, 0
+        self._walk: Walk | None = None
+        self._pass = ""
         self._hooks: list[Hook] = []
         self._handles: list[Any] = []
+        self._versions: tuple[int, ...] = ()
+
+    # --- hooks ---
 
     def observe(self) -> None:
         """Register the hooks around those that the model has."""
-        self._has_ended, self._takes_second, self._has_stepped = False, False, True
-        model = self._model
-        before, after = self._hooks = [Hook(self._safe(self._before)), Hook(self._safe(self._after))]
-        self._handles = [
-            model.register_forward_pre_hook(before, with_kwargs=True, prepend=True),
-            model.register_forward_hook(after, with_kwargs=True),
-        ]
+        self._has_ended, self._error, self._has_stepped = False, "", True
+        self._thread, self._open, known = _Thread(), 0, set[str]()
+        for part in parts(self._model):
+            if part.name in known or isinstance(part.module, torch.jit.ScriptModule):
+                continue
+            known.add(part.name)
+            kind = Hook if part.name else RootHook
+            enter = kind(partial(self._safe(self._enter), part.name, part.module))
+            leave = kind(partial(self._safe(self._leave), part.name))
+            self._hooks += [enter, leave]
+            self._handles += [
+                part.module.register_forward_pre_hook(enter, with_kwargs=True, prepend=True),
+                part.module.register_forward_hook(leave, with_kwargs=True, always_call=True),
+            ]
 
     def end(self) -> None:
         """See nothing from now on, and forget all calls."""
-        self._has_ended, self._of_model, self._of_loss = True, [], []
+        self._has_ended, self._of_model, self._of_loss, self._penalties = True, [], [], []
 
     def remove_hooks(self) -> None:
         """Code that was compiled with the hooks calls dead ones."""
@@ -193,16 +251,14 @@ class LoopCalls:
             hook.act = None
         for handle in self._handles:
             handle.remove()
-        self._handles = []
+        self._hooks, self._handles = [], []
+
+    # --- windows ---
 
     def check(self) -> None:
         """Raise NotComparableError for what no call of a single device repeats."""
         if self._error:
-            raise NotComparableError(f"a call could not be observed: {self._error}")
-        if self._takes_second:
-            raise NotComparableError(
-                "the loop takes a gradient of a gradient (create_graph): watch it without that term"
-            )
+            raise NotComparableError(self._error)
 
     def end_window(self) -> None:
         """An optimizer has stepped: what the next backward reaches begins a new window."""
@@ -210,30 +266,75 @@ class LoopCalls:
 
     def drop_others(self) -> None:
         """Forget the calls that no backward has reached, as those of a validation."""
-        self._of_model = [call for call in self._of_model if call.gradients]
-        self._of_loss = [call for call in self._of_loss if call.gradients]
+        self._of_model = [each for each in self._of_model if each.gradients]
+        self._of_loss = [each for each in self._of_loss if each.gradients]
 
     @property
-    def window(self) -> tuple[list[LoopCall], list[LoopCall]]:
-        """The calls of the model and of the loss that a backward has reached, in their order."""
-        both = ([call for call in calls if call.gradients] for calls in (self._of_model, self._of_loss))
-        of_model, of_loss = (sorted(calls, key=lambda call: call.order) for calls in both)
-        return of_model, of_loss
+    def window(self) -> Window:
+        """What a backward has reached."""
+        calls, losses = (
+            sorted((each for each in some if each.gradients), key=lambda each: each.call.order)
+            for some in (self._of_model, self._of_loss)
+        )
+        places = {seen: place for place, seen in enumerate(losses)}
+
+        def frozen(seen: _Seen) -> Call:
+            of = sorted(places[each] for each in seen.losses if each in places)
+            return replace(seen.call, gradients=dict(seen.gradients), backward=seen.backward, losses=of)
+
+        return Window([frozen(each) for each in calls], [frozen(each) for each in losses], self._penalties)
+
+    @property
+    def passes_so_far(self) -> int:
+        """How many backward passes there were since an optimizer stepped."""
+        return 0 if self._has_stepped else self.passes
 
     @property
     def count(self) -> int:
         """How many calls of the model were seen since the window began."""
         return len(self._of_model)
 
-    def loss_called(self, inputs: Any) -> tuple[LoopCall | None, Any]:
+    def _begin_window(self) -> None:
+        """What the optimizer has used up is not part of this step."""
+        self._of_model = [each for each in self._of_model if not each.gradients]
+        self._of_loss = [each for each in self._of_loss if not each.gradients]
+        self._penalties, self.passes, self.is_by_grad = [], 0, False
+        self._has_stepped, self._versions, self._noted, self.is_edited = False, (), (), False
+        self.windows += 1
+
+    # --- calls ---
+
+    def outside(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function; inside it no call of the model is under way, and that around it is none."""
+
+        @wraps(function)
+        def called(*args: Any, **kwargs: Any) -> Any:
+            thread = self._thread
+            depth, thread.depth = thread.depth, 0
+            self._drop_open()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                thread.depth = depth
+
+        return called
+
+    def loss_called(self, function: Callable[..., Any], inputs: Any) -> tuple[_Seen | None, Any]:
         """The call, and its arguments as other tensors: the loop's also get the gradient of other uses."""
-        if self.is_paused or self._has_ended or not torch.is_grad_enabled():
+        if not self._is_on or self._thread.depth or self._pass:
             return None, inputs
-        kind = _kind(inputs)
-        call = LoopCall(detached_copy(inputs), next(self._order), Autocast.now(kind))
+        call = Call(
+            "", detached_copy(inputs), next(self._order), Autocast.now(_kind(inputs)), function=function
+        )
         inputs = tensors.map_tensors(lambda each: each.view_as(each) if each.requires_grad else each, inputs)
-        self._follow(call, inputs, self._of_loss)
-        return call, inputs
+        wanted = [each.requires_grad for each in tensors.walk(inputs)]
+        seen = _Seen(replace(call, wanted=wanted))
+        self._follow(seen, inputs, self._of_loss)
+        return seen, inputs
+
+    @property
+    def _is_on(self) -> bool:
+        return not (self.is_paused or self._has_ended) and torch.is_grad_enabled()
 
     def _safe(self, act: Callable[..., None]) -> Callable[..., None]:
         """What it raises is not the loop's: the next step is not comparable then."""
@@ -242,69 +343,231 @@ class LoopCalls:
             try:
                 act(*args)
             except Exception as error:
-                self._error = self._error or describe(error)
+                self._refuse(f"a call could not be observed: {describe(error)}")
 
         return safe
 
-    def _is_seen(self, module: nn.Module) -> bool:
-        is_models = module is self._model or getattr(module, "_is_replica", False)
-        return is_models and not (self.is_paused or self._has_ended) and torch.is_grad_enabled()
+    def _refuse(self, why: str) -> None:
+        self._error = self._error or why
 
-    def _before(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+    def _enter(self, name: str, part: nn.Module, module: nn.Module, args: Any, kwargs: Any) -> None:
+        thread = self._thread
+        thread.depth = thread.depth + 1
+        if thread.depth > 1:
+            if thread.seen is not None and thread.depth == 2:
+                self._see_inside(thread.seen)
+            return
         if self._has_ended:
             self._on_end()
-        if not self._is_seen(module):
+        is_replica = getattr(module, "_is_replica", False)
+        is_ours = (self._open == 0) if is_replica else module is part
+        thread.seen = None
+        is_recomputed = bool(self._pass) and not (self._walk is not None and self._walk.recomputes)
+        if not (self._is_on and is_ours) or is_recomputed:
             return
         self._on_forward()
+        self._check_versions()
+        thread.seen = self._entered(name, module, (args, kwargs), is_replica)
+        self._open += not is_replica
+
+    def _entered(self, name: str, module: nn.Module, inputs: Any, is_replica: bool) -> _Seen:
         self.strategy, (device, _) = _strategy_of(module), devices.current_device()
-        kind = _kind((args, kwargs), module.parameters())
-        call = LoopCall(detached_copy((args, kwargs)), next(self._order), Autocast.now(kind))
-        call.is_replica = getattr(module, "_is_replica", False)
-        inputs = (each.device for each in tensors.walk(call.inputs))
-        call.device = devices.label(device or next(inputs, devices.HOST))
-        call.random = RandomState.now(kind)
-        call.modes = {part.name: part.module.training for part in parts(module)}
-        call.buffers = {name: full(each).clone() for name, each in named_buffers(module).items()}
-        self._thread.call = call
-        if "forward" in vars(module) and len(self._handles) == 2:  # Accelerate's enters autocast there
-            inside = [part for part in module.modules() if part._parameters]
-            self._handles += [each.register_forward_pre_hook(Hook(self._before_inside)) for each in inside]
+        parallel = getattr(DistributedDataParallel, "_active_ddp_module", None)
+        for hook, _ in getattr(parallel, "_comm_hooks", ()):
+            self.hook = getattr(hook, "__name__", type(hook).__name__)
+        kind = _kind(inputs, module.parameters())
+        on = next((each.device for each in tensors.walk(inputs)), devices.HOST)
+        call = Call(
+            name,
+            detached_copy(inputs),
+            next(self._order),
+            Autocast.now(kind),
+            devices.label(device or on),
+            is_replica,
+            time.perf_counter(),
+            random=RandomState.now(kind),
+            modes={each.name: each.module.training for each in parts(module)},
+            buffers={key: full(each).clone() for key, each in named_buffers(module).items()},
+        )
+        return _Seen(call, range(_sequence(), 0), edges(inputs))
 
-    def _before_inside(self, *_: Any) -> None:
-        call = getattr(self._thread, "call", None)
-        if call is not None and torch.is_autocast_enabled(call.autocast.kind):
-            call.autocast = Autocast.now(call.autocast.kind)
+    def _see_inside(self, seen: _Seen) -> None:
+        """Accelerate enters autocast in a forward that it has put on the instance."""
+        root, call = self._model, seen.call
+        if "forward" in vars(root) and not call.part and torch.is_autocast_enabled(call.autocast.kind):
+            seen.call = replace(call, autocast=Autocast.now(call.autocast.kind))
 
-    def _after(self, module: nn.Module, args: Any, kwargs: Any, outputs: Any) -> None:
-        call, self._thread.call = getattr(self._thread, "call", None), None
-        if call is not None and self._is_seen(module):
-            call.leaves = [each.detach().clone() for each in tensors.walk(outputs)]
-            call.drawn = RandomState.now(call.autocast.kind)
-            self._follow(call, outputs, self._of_model)
+    def _leave(self, name: str, module: nn.Module, args: Any, kwargs: Any, outputs: Any) -> None:
+        thread = self._thread
+        thread.depth = max(0, thread.depth - 1)
+        if thread.depth or (seen := thread.seen) is None:
+            return
+        self._drop_open()
+        if not self._is_on:
+            return
+        left = [] if seen.call.is_replica else list(left_in(module, self._key))
+        leaves = [*tensors.walk(outputs), *(each for _, each in left)]
+        seen.call = replace(
+            seen.call,
+            leaves=[each.detach().clone() for each in leaves],
+            left=[path for path, _ in left],
+            drawn=RandomState.now(seen.call.autocast.kind),
+        )
+        seen.span = range(seen.span.start, _sequence())
+        self._follow(seen, leaves, self._of_model)
 
-    def _follow(self, call: LoopCall, tree: Any, calls: list[LoopCall]) -> None:
-        leaves, known = list(tensors.walk(tree)), set[int]()
-        call.wanted = [each.requires_grad for each in leaves]
-        for place, each in enumerate(leaves):
-            if each.requires_grad and id(each) not in known:
+    def _drop_open(self) -> None:
+        """The call that is under way in this thread is over."""
+        seen, self._thread.seen = self._thread.seen, None
+        self._open -= seen is not None and not seen.call.is_replica
+
+    def _follow(self, seen: _Seen, tree: Any, some: list[_Seen]) -> None:
+        known, is_loss = set[int](), seen.call.function is not None
+        for place, each in enumerate(tensors.walk(tree)):
+            if each.grad_fn is not None and id(each) not in known:
                 known.add(id(each))
-                each.register_hook(partial(self._safe(self._reach), call, place))  # type: ignore[no-untyped-call]
+                mark(each, self._key, (seen, place, is_loss))
+                each.register_hook(partial(self._safe(self._reach), seen, place))  # type: ignore[no-untyped-call]
         with self._lock:
-            calls.append(call)
+            some.append(seen)
 
-    def _reach(self, call: LoopCall, place: int, gradient: torch.Tensor) -> None:
+    def _check_versions(self) -> None:
+        """Parameters of a window are written by its last step only; those of FSDP are gathered in place."""
+        if hasattr(self._model, "_get_fsdp_state"):
+            return
+        versions = tuple(each._version for each in self._model.parameters())
+        if self._has_stepped or not any(each.gradients for each in self._of_model):
+            self._versions = versions
+        elif self._versions and versions != self._versions:
+            self._refuse(
+                "parameters are written between the backward passes of a step, as by another optimizer or a "
+                "projection: no step of a single device has these gradients; do it after the step"
+            )
+
+    # --- backward passes ---
+
+    @contextmanager
+    def differentiates(self, roots: Any, inputs: Any, *, is_backward: bool) -> Iterator[None]:
+        """Around a pass through autograd. ``inputs`` are what gradients are taken of; None is everything."""
         if self.is_paused or self._has_ended:
+            yield
+            return
+        outer = self._pass, self._walk
+        try:
+            if outer[0]:
+                self._safe(self._begin_inner)(roots)
+            else:
+                self.note_edits()
+                self._pass = self._kind_of_pass(inputs, is_backward)
+                if self._pass != "of others":
+                    self._safe(self._begin_pass)(roots)
+            yield
+        finally:
+            self._pass, self._walk = outer
+            if not outer[0]:
+                self._noted = self._gradients()
+
+    @contextmanager
+    def writes(self) -> Iterator[None]:
+        """Around a function of PyTorch that writes to gradients, which is no edit of the loop's own."""
+        self.note_edits()
+        yield
+        self._noted = self._gradients()
+
+    def note_edits(self) -> None:
+        """Whether the loop has written to gradients since the last pass."""
+        now = self._gradients()
+        self.is_edited |= bool(self._noted) and any(now) and now != self._noted
+
+    def _gradients(self) -> Sequence[Any]:
+        """Which tensors the gradients are, and how often they were written to."""
+        grads = (each.grad for each in self._model.parameters())
+        return [None if each is None else (id(each), each._version) for each in grads]
+
+    def _kind_of_pass(self, inputs: Any, is_backward: bool) -> str:
+        if inputs is None:
+            return "backward"
+        own = {id(each) for each in self._model.parameters()}
+        if not any(id(each) in own for each in tensors.walk(inputs)):
+            return "of others"
+        return "backward" if is_backward else "grad"
+
+    def _walked(self, roots: Any) -> Walk:
+        spans = [each.span for each in self._of_model if not each.call.is_replica]
+        return walk(
+            edges(roots),
+            self._key,
+            lambda seen: seen.sources,
+            lambda number: any(number in span for span in spans),
+        )
+
+    def _begin_pass(self, roots: Any) -> None:
+        found = self._walked(roots)
+        names = (
+            {id(each): name for name, each in named_parameters(self._model).items()}
+            if found.parameters
+            else {}
+        )
+        own = [(node, place, names[id(each)]) for node, place, each in found.parameters if id(each) in names]
+        self._walk = found
+        if not (found.leaves or own or found.enters):
             return
         with self._lock:
-            if self._has_stepped:  # what the optimizer has used up is not part of this step
-                self._of_model = [each for each in self._of_model if not each.gradients]
-                self._of_loss = [each for each in self._of_loss if not each.gradients]
-                self._has_stepped = False
-                self.windows += 1
-            self._takes_second |= torch.is_grad_enabled()
-            known = call.gradients.get(place)
-            found = gradient.detach()
-            call.gradients[place] = found.clone() if known is None else known + found
+            if self._has_stepped:
+                self._begin_window()
+        self.passes += 1
+        self.is_by_grad |= self._pass == "grad"
+        for seen, losses in found.calls.items():
+            seen.losses |= losses - {None}
+        if found.enters:
+            self._refuse(
+                "a part of the loss comes from inside the model (a tensor that a hook has taken): return it "
+                "from forward, or keep it in an attribute of a module"
+            )
+        if own:
+            self._follow_parameters(own)
+
+    def _begin_inner(self, roots: Any) -> None:
+        """A backward pass inside of one, as that of a reentrant checkpoint."""
+        losses = (
+            {seen for seen, _ in self._walk.leaves if seen.call.function} if self._walk is not None else set()
+        )
+        self._walk = self._walked(roots)
+        for seen in self._walk.calls:
+            seen.losses |= losses
+
+    def _follow_parameters(self, own: Sequence[tuple[Any, int, str]]) -> None:
+        """See the gradients that go to parameters directly."""
+        penalty = Penalty({}, self.passes)
+        self._penalties = [*self._penalties, penalty]
+
+        def add(name: str, place: int, gradients: Any, _: Any) -> None:
+            if (gradient := gradients[place]) is not None and not self.is_paused:
+                known = penalty.gradients.get(name)
+                new = gradient.detach()
+                penalty.gradients[name] = new.clone() if known is None else known + new  # type: ignore[index]
+
+        for node, place, name in own:
+            node.register_hook(partial(self._safe(add), name, place))
+
+    def _reach(self, seen: _Seen, place: int, gradient: torch.Tensor | None) -> None:
+        if gradient is None or self.is_paused or self._has_ended:
+            return
+        if torch.is_grad_enabled():
+            self._refuse("the loop takes a gradient of a gradient (create_graph): watch it without that term")
+        if self._pass == "of others" or (self._walk is not None and (seen, place) not in self._walk.leaves):
+            return
+        with self._lock:
+            if self._has_stepped:
+                self._begin_window()
+            known, found = seen.gradients.get(place), gradient.detach()
+            seen.gradients[place] = found.clone() if known is None else known + found
+            seen.backward = seen.backward or self.passes
+
+
+def _sequence() -> int:
+    number: int = torch._C._autograd._get_sequence_nr()
+    return number
 
 
 def _strategy_of(module: nn.Module) -> str:

@@ -17,7 +17,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from dpexp.config.errors import NotComparableError, VerificationError
-from dpexp.config.words import plural
+from dpexp.config.words import listed, plural
 from dpexp.verification.compare import Difference, whole_error
 from dpexp.verification.diagnosis.patterns import Fit, fit, multiple, scalings
 from dpexp.verification.result import row_of
@@ -67,9 +67,13 @@ class FoundError(Exception):
 class Case:
     """What the optimizer got (``found``) of the parameters it ``held``, and what is ``right``.
 
-    ``columns`` are what each call of this rank should add, before clipping; ``total`` is their sum over all
-    ranks. ``counted`` are the ranks whose calls count; ``residue`` is what the steps before have left. Both
-    columns and residue are ``sampled``. ``clip`` is the clipping as stated, ``limit`` what is rounding.
+    ``columns`` are what each backward pass of this rank should add, before clipping; ``total`` is their sum
+    over all ranks. ``counted`` are the ranks whose calls count; ``residue`` is what the steps before have
+    left, and ``carried`` what passes before the step of another optimizer would add. These are ``sampled``.
+    ``clip`` is the limit of clipping at the end, or the user's; ``misplaced`` is what is wrong with the calls
+    that clip. ``limit`` is what is rounding. ``is_edited``: after the last pass the loop has written to
+    gradients by code of its own. ``is_by_grad``: they come from autograd.grad. ``hook`` is that of DDP's
+    communication. ``late`` are parameters that were made trainable after the watch began.
     """
 
     ranks: LoopRanks
@@ -78,20 +82,31 @@ class Case:
     right: Tensors
     total: Tensors
     columns: Sequence[Tensors]
-    counted: Sequence[int]
+    carried: Sequence[Tensors]
     residue: Tensors
-    clip: Any
+    counted: Sequence[int]
     limit: float
+    weighed: Weighed
+    clip: Any
+    misplaced: Sequence[str]
     is_scaled: bool
-    weighed: Weighed | None
+    is_edited: bool
+    is_by_grad: bool
+    hook: str
+    late: Sequence[str]
 
 
 def explain(case: Case) -> str:
-    """The cause in words; every rank must call this. NotComparableError: a step was skipped."""
+    """The cause in words; every rank must call this.
+
+    Raises NotComparableError where a right loop may have these gradients.
+    """
     ranks, names = case.ranks, [name for name in case.total if name in case.held]
-    by_rank = ranks.all_gather(list(case.columns))
-    calls = [(rank, number) for rank in sorted(set(case.counted)) for number in range(len(by_rank[rank]))]
-    columns = [by_rank[rank][number] for rank, number in calls]
+    by_rank = ranks.all_gather((list(case.columns), list(case.carried)))
+    chosen = sorted(set(case.counted))
+    calls = [(rank, number) for rank in chosen for number in range(len(by_rank[rank][0]))]
+    columns = [by_rank[rank][0][number] for rank, number in calls]
+    carried = [each for rank in chosen for each in by_rank[rank][1]]
     found, residue = sampled(case.found), case.residue
     if not all(ranks.all_gather(_is_finite(found))):
         return "it is not finite where the optimizer steps"
@@ -100,15 +115,25 @@ def explain(case: Case) -> str:
             "what a call should add is not finite, and the gradients are: the loop skips or scales the step"
         )
 
-    def fitted(names: list[str], *, is_part: bool = False) -> _Factors | None:
-        sides = [{name: side[name] for name in names if name in side} for side in (found, *columns, residue)]
+    def fitted(names: list[str], *, is_part: bool = False, others: Sequence[Tensors] = ()) -> _Factors | None:
+        sides = [
+            {name: side[name] for name in names if name in side}
+            for side in (found, *columns, residue, *others)
+        ]
         fits = ranks.all_gather(fit(sides[0], sides[1:]))
-        return _Factors(case, fits, calls, is_part) if all(fit.apart < FITS for fit in fits) else None
+        if any(each.apart >= FITS for each in fits):
+            return None
+        return _Factors(case, fits, calls, is_part)
 
     if (of_all := fitted(names)) is not None:
-        return of_all.cause()
+        return _with_clipping(case, of_all.cause())
+    if any(ranks.all_gather(bool(carried))) and fitted(names, others=carried) is not None:
+        raise NotComparableError(
+            "gradients from before the step of another optimizer are in it: if that is not meant, zero_grad "
+            "is missing; else watch each optimizer's loop without the other"
+        )
     if scaled := _scaled_shards(case):
-        return scaled
+        return _with_clipping(case, scaled)
     wrong = [
         name
         for name in names
@@ -121,15 +146,45 @@ def explain(case: Case) -> str:
         return "only some ranks have it"
     some = f"{len(wrong)} of {len(names)} parameters are wrong, '{wrong[-1]}' last"
     if (of_last := fitted([wrong[-1]], is_part=True)) is not None:
-        return f"{some}: {of_last.cause()}"
+        return _with_clipping(case, f"{some}: {of_last.cause()}")
+    if case.misplaced:
+        return f"{some}: {case.misplaced[0]}"
+    _refuse_what_may_be_meant(case)
     return (
-        f"{some}: it is not a sum of what the calls should add: a part of the loss does not come from the "
-        "model's outputs (a penalty on weights), a hook changes it, or the layout computes another backward"
+        f"{some}: it is not a sum of what the calls should add: a hook changes it, or the layout computes "
+        "another backward"
     )
 
 
+def _with_clipping(case: Case, cause: str) -> str:
+    """All causes that hold."""
+    causes = dict.fromkeys([*([cause] if cause else []), *case.misplaced])
+    return " and ".join(causes)
+
+
+def _refuse_what_may_be_meant(case: Case) -> None:
+    """Raise NotComparableError where the loop or a hook changes gradients by what nobody can see."""
+    for is_so, why in (
+        (
+            case.is_edited,
+            "the loop changes gradients after backward by code of its own: state that as clip_norm=, a "
+            "function of the parameters, or watch the loop without it",
+        ),
+        (
+            bool(case.hook),
+            f"DDP's communication hook {case.hook} changes gradients: watch the loop without it",
+        ),
+        (
+            case.is_by_grad,
+            "gradients were taken by torch.autograd.grad: what the loop does with them is not seen",
+        ),
+    ):
+        if any(case.ranks.all_gather(is_so)):
+            raise NotComparableError(why)
+
+
 class _Factors:
-    """Those of the ``calls`` (rank, number) of all ranks, as each rank has them, without the stated clipping.
+    """Those of the ``calls`` (rank, number of the pass) of all ranks, as each rank has them, unclipped.
 
     ``kept`` is what that clipping leaves. ``is_part``: they are those of one parameter.
     """
@@ -142,48 +197,76 @@ class _Factors:
         self.micro = max((number for _, number in calls), default=0) + 1
         clipped = multiple(case.right, case.total)
         self.kept = (clipped.factors[0] if clipped is not None else 0.0) or 1.0
-        self.by_rank = [[factor / self.kept for factor in fit.factors[:-1]] for fit in fits]
-        self.of_residue = [fit.factors[-1] for fit in fits]
+        self.by_rank = [[factor / self.kept for factor in fit.factors[: len(calls)]] for fit in fits]
+        self.of_residue = [fit.factors[len(calls)] for fit in fits]
         self.most = max((abs(each) for of_rank in self.by_rank for each in of_rank), default=0.0)
 
     def cause(self) -> str:
-        """One sentence."""
+        """All that holds, in one sentence."""
+        causes = []
         if any(abs(each) > SAME for each in self.of_residue):
-            return "the gradients of the step before are in it: zero_grad is missing, or comes too late"
+            causes.append(
+                "the gradients of the step before are in it: zero_grad is missing, or comes too late"
+            )
         if not any(bool(each.any()) for each in self.case.found.values()):
             synchronized = ", or never synchronized" if self.size > 1 else ""
             return f"it is zero when the optimizer steps: zero_grad between backward and step{synchronized}?"
         everywhere = [each for of_rank in self.by_rank for each in of_rank]
         if max(everywhere) - min(everywhere) < 5 * FITS * self.most:
-            return self._of_scale(sum(everywhere) / len(everywhere))
-        if any(self._differ(max(of_call), min(of_call)) for of_call in zip(*self.by_rank, strict=True)):
-            return self._of_ranks()
-        return self._of_calls(self.by_rank[0])
+            times = sum(everywhere) / len(everywhere)
+            if not (causes and abs(times - 1) < SAME):
+                causes.append(self._of_scale(times))
+        elif any(self._differ(max(of_call), min(of_call)) for of_call in zip(*self.by_rank, strict=True)):
+            causes += self._of_ranks()
+        else:
+            causes.append(self._of_calls(self.by_rank[0]))
+        return " and ".join(filter(None, causes))
 
     def _differ(self, first: float, second: float) -> bool:
         return abs(first - second) > SAME * self.most
 
-    def _of_ranks(self) -> str:
+    def _of_ranks(self) -> list[str]:
         """Where ranks have other gradients."""
         for rank, factors in enumerate(self.by_rank):
             pairs = list(zip(self.calls, factors, strict=True))
             lacks = {number for (owner, number), each in pairs if owner != rank and not self._differ(each, 0)}
+            own = [each for (owner, _), each in pairs if owner == rank]
             has = {number for (owner, number), each in pairs if owner == rank and self._differ(each, 0)}
             if missed := sorted(lacks & has):
                 if self.micro == 1 or len(missed) == self.micro:
-                    return (
-                        f"ranks differ: rank {rank} has the gradients of its own rows only, they are not "
-                        "synchronized (no_sync on every backward pass, a missing all_reduce, or the model "
-                        "was called without its wrapper)"
-                    )
-                return f"no_sync was left on {_passes(missed, self.micro)}, so ranks differ"
+                    return [self._own_rows_only(rank), *self._of_own(own)]
+                return [f"no_sync was left on {_passes(missed, self.micro)}, so ranks differ"]
         if all(not self._differ(max(of_rank), min(of_rank)) for of_rank in self.by_rank):
             times = _times(of_rank[0] for of_rank in self.by_rank)
-            return f"clipped by each rank's own norm, so ranks differ (times {times})"
-        return "ranks have different gradients"
+            return [f"clipped by each rank's own norm, so ranks differ (times {times})"]
+        return ["ranks have different gradients"]
+
+    def _own_rows_only(self, rank: int) -> str:
+        if self.case.is_by_grad:
+            why = "torch.autograd.grad takes them, which DistributedDataParallel does not see"
+        elif self.case.late:
+            late = listed(self.case.late)
+            why = f"{late} became trainable after the watch began, and may be unknown to the wrapper"
+        else:
+            why = (
+                "no_sync on every backward pass, a missing all_reduce, the model was called without its "
+                "wrapper, or parameters were added or made trainable after it"
+            )
+        what = f"rank {rank} has the gradients of its own rows only"
+        return f"ranks differ: {what}, they are not synchronized ({why})"
+
+    def _of_own(self, factors: Sequence[float]) -> list[str]:
+        """What is wrong besides with a rank's own gradients: alone they are those of its mean."""
+        if max(factors) - min(factors) > 5 * FITS * self.most or self.micro == 1:
+            return []
+        times = sum(factors) / len(factors) / self.size
+        is_undivided = abs(times / self.micro - 1) < SAME
+        return [
+            f"the loss of each of {self.micro} micro-batches is not divided by {self.micro}"
+        ] * is_undivided
 
     def _of_calls(self, factors: Sequence[float]) -> str:
-        """Where calls have other weights, on all ranks the same."""
+        """Where passes have other weights, on all ranks the same."""
         by_number = [
             [each for (_, of), each in zip(self.calls, factors, strict=True) if of == number]
             for number in range(self.micro)
@@ -191,62 +274,66 @@ class _Factors:
         gone = [n for n, some in enumerate(by_number) if not any(self._differ(each, 0) for each in some)]
         if gone:
             return f"{_passes(gone, self.micro)} are not in it: zero_grad between them, or not synchronized"
+        if self.case.misplaced:
+            return ""
         *before, last = [sum(some) / len(some) for some in by_number]
         is_last_right = abs(last * self.kept - 1) < 5 * SAME
         if self.case.clip is not None and is_last_right and all(each < 0.99 * last for each in before):
             return "clipped before all micro-batches were in it"
-        if self.case.weighed is not None and are_alike(self.case.weighed.factors):  # so the loss is right
+        weighed = self.case.weighed
+        if weighed.cause:
+            return weighed.cause
+        if are_alike(weighed.of_losses, 1e-3):  # so the loss is right
             of = "micro-batch" if self.micro > 1 else "rank"
             changed = f"the gradients of each {of} were changed before they were added"
             return f"{changed}: clipped? (times {_times(factors)})"
-        return mean_of_means(factors, self.size, self.case.weighed)
+        of = "micro-batches" if self.micro > 1 else "ranks"
+        return f"{of} have other weights than in the loss of all rows ({_times(factors)} instead of 1)"
 
     def _of_scale(self, times: float) -> str:
         """Where everything has one factor."""
         size, micro = self.size, self.micro
         if abs(times - 1) < SAME:
+            _refuse_what_may_be_meant(self.case)
             return "they are right but for digits that were lost: by a communication hook, or a cast?"
+        if self.case.misplaced:
+            return ""
         if self.kept < 1 - FITS and abs(times * self.kept - 1) < SAME:
             return f"it is not clipped to {self.case.clip} when the optimizer steps"
-        causes = scalings(size, "rank", micro)
-        fitting = [cause for cause, value in causes.items() if abs(times / value - 1) < SAME]
+        fitting = [
+            cause for cause, value in scalings(size, "rank", micro).items() if abs(times / value - 1) < SAME
+        ]
         if self.is_part and not fitting:
+            _refuse_what_may_be_meant(self.case)
             return f"it is {times:.4g} times as large as it should be: a hook or the loop scales it"
-        cause = " or ".join(fitting[: 2 if micro == size else 1]) or self._of_any_scale(times)
+        divisor = micro / times if times else math.inf
+        is_whole = 1.5 < divisor < MOST_DIVISOR and abs(divisor - round(divisor)) < SAME * divisor
+        if is_whole and round(divisor) != micro and self.case.clip is None:
+            fitting.append(f"{plural(micro, 'micro-batch')} divided by {round(divisor)}")
+        cause = " or ".join(fitting) or self._of_any_scale(times)
         if size > 1 and abs(times * size - 1) < SAME:
             cause += " (an all_reduce without a backward?)"
         those = "these gradients are" if self.is_part else "all gradients are"
-        factor = f"{those} {times:.4g} times as large as they should be"
-        return f"{cause}: {factor}" if cause else factor
+        return f"{cause}: {those} {times:.4g} times as large as they should be"
 
     def _of_any_scale(self, times: float) -> str:
-        """Where the factor is no number of ranks or micro-batches; empty where nothing is known."""
+        """Where the factor is no number of ranks or micro-batches.
+
+        Raises NotComparableError where that may be meant.
+        """
         clip, norm = self.case.clip, _norm(self.case.found)
-        if self.case.weighed is not None and self.case.weighed.rule == "sum" and times < 1:
-            return "the loss is a sum, which the loop divides: let the loss that is watched divide it"
-        divisor = self.micro / times if times else math.inf
-        is_whole = 1.5 < divisor < MOST_DIVISOR and abs(divisor - round(divisor)) < SAME * divisor
-        if clip is None and is_whole:
-            divided = f"{plural(self.micro, 'micro-batch')} divided by {round(divisor)}"
-            clips = f", or the loop clips (its norm is {norm:.4g}): state clip_norm"
-            return divided if times > 1 else divided + clips
         alone = _norm(self.case.right)
         if isinstance(clip, int | float) and alone < clip and abs(norm / clip - 1) < SAME:
             return f"the loop clips it to {norm:.4g}, and {alone:.4g} is its right norm: is the loss divided?"
         if clip is not None and self.case.is_scaled and times < 1:
             return "it was clipped to another norm, or while it was still scaled (call scaler.unscale_ first)"
-        if clip is None and times < 1:
-            return f"its norm is {norm:.4g}: if the loop clips, state clip_norm"
-        return ""
-
-
-def mean_of_means(factors: Sequence[float], ranks: int, weighed: Weighed | None) -> str:
-    """What calls are that have other weights than in the loss of all rows."""
-    of = "micro-batches" if ranks < len(factors) or ranks == 1 else "ranks"
-    what = weighed.rule.partition(" ")[0] if weighed is not None and weighed.are_equal else ""
-    if what in ("rows", "labels", "weights"):
-        return f"{of} of unequal {what} are averaged as if equal (weights {_times(factors)} instead of 1)"
-    return f"{of} have other weights than in the loss of all rows ({_times(factors)} instead of 1)"
+        if clip is not None:
+            return f"it is not clipped to {clip} when the optimizer steps"
+        _refuse_what_may_be_meant(self.case)
+        raise NotComparableError(
+            f"all gradients are {times:.4g} times as large as those of the loss that is watched: watch the "
+            "loss with its coefficient, or state clip_norm= if the loop scales them"
+        )
 
 
 def _times(factors: Iterable[float]) -> str:

@@ -26,7 +26,7 @@ from dpexp.record.record import Row
 from dpexp.record.redact import redact_values
 from dpexp.strategies.placed import Placed
 from dpexp.verification.result import entry
-from dpexp.watch.calls import LoopCall
+from dpexp.watch.calls import Call
 
 NOT_VERIFIED = entry(
     "not verified: no step was compared", dtype="", steps=0, tolerance=None, worst=None, cause=""
@@ -118,7 +118,7 @@ def on_device(rows: list[Row], device: str) -> list[Row]:
     return [{**row, "device": device} for row in rows] if device.startswith("cpu:") else rows
 
 
-def shapes(calls: Sequence[LoopCall]) -> list[Row]:
+def shapes(calls: Sequence[Call]) -> list[Row]:
     """``shapes`` of a Record: the calls on one device are those of one batch after the other."""
     used = list(dict.fromkeys(call.device for call in calls if call.is_replica))
     before: Counter[str] = Counter()

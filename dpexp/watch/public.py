@@ -10,7 +10,7 @@ from dpexp.watch.options import Options
 if TYPE_CHECKING:
     from torch import nn
 
-    from dpexp.watch.watched_loop import WatchedLoop
+    from dpexp.watch.loop import WatchedLoop
 
 
 def watch(
@@ -40,6 +40,6 @@ def watch(
 
     Raises ConfigError for a model that is laid out already, and for options that mean nothing.
     """
-    from dpexp.watch.watched_loop import WatchedLoop  # imports torch, which --help does without
+    from dpexp.watch.loop import WatchedLoop  # imports torch, which --help does without
 
     return WatchedLoop.begin(model, Options(loss, clip_norm, weight, steps, raises), name, track)

@@ -7,7 +7,7 @@ buffers, modes and autocast. Between two watches the copy has no numbers: its pa
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
@@ -24,9 +24,12 @@ from dpexp.verification.alone import alone
 from dpexp.verification.compare import Limits
 from dpexp.verification.own_steps import base_tolerance
 from dpexp.verification.rounding import OtherwiseRounded
-from dpexp.watch.calls import LoopCall, RandomState
+from dpexp.watch.calls import Call, RandomState
+from dpexp.watch.graph import left_in, mark
 
 Gradients = dict[str, torch.Tensor]
+_KEY = "dpexp.watch replay"
+"""That of the marks in the graph of a single device."""
 
 HAS_STATE = (
     "a call of the model cannot be repeated: it has a state that is not a buffer (a counter, a cache, a "
@@ -119,52 +122,56 @@ class Replay:
         for each in (*self.parameters.values(), *self._model.buffers()):
             each.data = each.data.new_empty(0)
 
-    def outputs(self, call: LoopCall, draw: int | None = None) -> list[torch.Tensor]:
-        """Repeat a call: the tensors among its outputs, of any shape, in order."""
-        with self._repeating(call, draw) as inputs:
-            args, kwargs = inputs
-            return list(tensors.walk(self._model(*args, **kwargs)))
+    def outputs(self, call: Call, draw: int | None = None) -> list[torch.Tensor]:
+        """Repeat a call: the tensors among its outputs, of any shape, in order, and what it leaves."""
+        with self._repeating(call, draw) as (part, (args, kwargs)):
+            outputs = list(tensors.walk(part(*args, **kwargs)))
+        if torch.is_grad_enabled():
+            for each in outputs:
+                mark(each, _KEY, True)
+            left = dict(left_in(part, _KEY))
+            for each in left.values():
+                mark(each, _KEY, True)
+            outputs += [left[path] for path in call.left if path in left]
+        return outputs
 
-    def draws_alike(self, call: LoopCall) -> bool:
+    def draws_alike(self, call: Call) -> bool:
         """Whether the random numbers that a call leaves are those that the loop's has left."""
-        with torch.no_grad(), self._repeating(call, None) as inputs:
-            args, kwargs = inputs
-            self._model(*args, **kwargs)
+        with torch.no_grad(), self._repeating(call, None) as (part, (args, kwargs)):
+            part(*args, **kwargs)
             return RandomState.now(call.autocast.kind) == call.drawn
 
-    def gradients_of(self, call: LoopCall, draw: int | None = None) -> Gradients:
-        """What a call makes of the loop's gradients at its outputs, if it counts once.
+    def gradients_of(self, call: Call, factor: float = 1.0, draw: int | None = None) -> Gradients:
+        """What a call makes of the loop's gradients at its leaves, divided by ``factor``.
 
         Raises NotComparableError where its outputs are other ones than in the loop.
         """
         self._model.zero_grad()
         outputs = self.outputs(call, draw)
+        if len(outputs) != len(call.leaves):
+            raise NotComparableError(HAS_STATE)
         if draw is None and not all(map(_are_close, outputs, call.leaves)):
             raise NotComparableError(HAS_STATE)
         pairs = [
-            (outputs[place], gradient.to(outputs[place]) / call.factor)
+            (outputs[place], gradient.to(outputs[place]) / factor)
             for place, gradient in call.gradients.items()
             if outputs[place].requires_grad
         ]
         if pairs:
-            ends, gradients = map(list, zip(*_from_outside(pairs), strict=True))
-            with rounded(draw):
+            with alone(), rounded(draw):
+                ends, gradients = map(list, zip(*_from_outside(pairs), strict=True))
                 torch.autograd.backward(ends, gradients)
         found = {name: each.grad for name, each in self.parameters.items() if each.grad is not None}
         self._model.zero_grad()
         return {name: (each.to_dense() if each.is_sparse else each) for name, each in found.items()}
 
-    def gradients(self, calls: Sequence[LoopCall], draw: int | None = None) -> Gradients:
-        """The sum of what the calls make, for every parameter that has a gradient."""
-        trained = {name: each for name, each in self.parameters.items() if each.requires_grad}
-        total = {
+    def zeros(self) -> Gradients:
+        """A gradient of zeros for every parameter that gets one, in the type in which they are added."""
+        return {
             name: torch.zeros_like(each, dtype=torch.float32 if self.low else each.dtype).detach()
-            for name, each in trained.items()
+            for name, each in self.parameters.items()
+            if each.requires_grad
         }
-        for call in calls:
-            for name, each in self.gradients_of(call, draw).items():
-                total[name] += each
-        return total
 
     def scalar(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """The loss among the outputs of the model in eval mode, a scalar."""
@@ -180,8 +187,12 @@ class Replay:
         return other
 
     @contextmanager
-    def _repeating(self, call: LoopCall, draw: int | None) -> Iterator[Any]:
-        for part in parts(self._model):
+    def _repeating(self, call: Call, draw: int | None) -> Iterator[Any]:
+        """The part of the copy, as it was before the call, and the inputs."""
+        called = next((each.module for each in parts(self._model) if each.name == call.part), None)
+        if called is None:
+            raise NotComparableError(f"'{call.part}', which the loop calls, is not in the model as written")
+        for part in parts(called):
             part.module.training = call.modes.get(part.name, part.module.training)
             for key, buffer in part.module._buffers.items():
                 kept = call.buffers.get(child_name(part.name, key))
@@ -196,7 +207,7 @@ class Replay:
         assert call.random is not None
         call.random.load(next(iter(places), devices.HOST))
         with alone(), call.autocast.entered(), rounded(draw):
-            yield inputs
+            yield called, inputs
 
 
 def _materialize(model: nn.Module, device: torch.device) -> None:

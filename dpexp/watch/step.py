@@ -1,12 +1,17 @@
-"""Step: one optimizer step of the loop beside a single device that takes the same calls."""
+"""Step: one optimizer step of the loop beside a single device that takes the same calls.
+
+observed    begin               -> Step       outputs and weights are compared
+Step        compare_gradients   -> Stepped    before each optimizer's step
+Stepped     compare_update                    after it
+"""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import nn
@@ -15,19 +20,76 @@ from dpexp import tensors
 from dpexp.config.errors import NotComparableError
 from dpexp.data.averages import ROWS, count
 from dpexp.strategies.modules import named_parameters
-from dpexp.verification.compare import Difference, Kinds, Limits, Noise, noise_of, parts_of
-from dpexp.verification.diagnosis.patterns import multiple
-from dpexp.verification.rounding import DRAWS, MARGIN, largest
-from dpexp.verification.trial import judge, worst_errors
-from dpexp.watch import update
-from dpexp.watch.calls import LoopCall, full
-from dpexp.watch.explain import Case, FoundError, LoopFinding, explain, mean_of_means, sampled
+from dpexp.verification.alone import collectives
+from dpexp.verification.compare import Limits
+from dpexp.verification.diagnosis.patterns import multiple, scalings
+from dpexp.watch import clipping, update
+from dpexp.watch.calls import Call, Window, full
+from dpexp.watch.clipping import Clip
+from dpexp.watch.expected import by_pass, expected
+from dpexp.watch.explain import Case, explain
+from dpexp.watch.judge import Judge, Tensors
 from dpexp.watch.options import Options
 from dpexp.watch.ranks import LoopRanks
-from dpexp.watch.replay import HAS_STATE, Gradients, Narrowest, Replay
-from dpexp.watch.weights import Weighed, Weighing, loss_of_all_rows, scalar_place
+from dpexp.watch.replay import HAS_STATE, Narrowest, Replay
+from dpexp.watch.weights import STATE_WEIGHT, Weighed, Weighing, loss_of_all_rows, scalar_place, unweighed
 
-Tensors = Mapping[str, torch.Tensor]
+
+@dataclass(frozen=True)
+class Observed:
+    """What was seen of a step before an optimizer steps.
+
+    ``residue`` are the gradients that the steps before have left. ``before`` are calls since the optimizer's
+    last step that a step of another one has closed. ``written`` are ids of the parameters that the model as
+    written had.
+    """
+
+    window: Window
+    passes: int
+    clips: Sequence[Clip] = ()
+    residue: Tensors | None = None
+    carried: Window = field(default_factory=Window)
+    is_scaled: bool = False
+    is_edited: bool = False
+    is_by_grad: bool = False
+    hook: str = ""
+    late: Sequence[str] = ()
+    written: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a single device computes in this step: ``sums`` are its gradients before clipping."""
+
+    number: int
+    window: Window
+    parameters: Tensors
+    counted: Sequence[int]
+    weighed: Weighed
+    sums: Tensors
+    limits: Limits
+    loss: float
+    samples: int
+
+
+@dataclass(frozen=True)
+class Stepped:
+    """What an optimizer steps with: ``gradients`` as it gets them, ``found`` dense."""
+
+    before: update.Before
+    gradients: Tensors
+    found: Tensors
+    was_clipped: bool
+
+
+@dataclass(frozen=True)
+class Sides:
+    """The laid out ``model`` and the single device ``replay``; ``options`` are the user's."""
+
+    model: nn.Module
+    replay: Replay
+    options: Options
+    ranks: LoopRanks
 
 
 def held_by(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, nn.Parameter]:
@@ -41,307 +103,356 @@ def digests(named: Tensors) -> dict[str, str]:
     return {name: tensors.digest([each]) for name, each in named.items()}
 
 
-@dataclass
-class LoopStep:
-    """The reference of step ``number``, for all its optimizers.
+# --- before the first optimizer of a step ---
 
-    Every rank must call every method. They raise FoundError for what a single device computes otherwise, and
-    NotComparableError. ``warnings`` are not errors; ``residue`` are the gradients that the steps before have
-    left.
+
+def begin(sides: Sides, judge: Judge, observed: Observed) -> Step:
+    """Compare the parameters of ranks, the outputs of each call, and what each call counts.
+
+    Every rank must call this, and what follows. They raise FoundError for what a single device computes
+    otherwise, and NotComparableError.
+    """
+    ranks, replay = sides.ranks, sides.replay
+    window = observed.window.gathered()
+    parameters = {name: full(each).clone() for name, each in named_parameters(sides.model).items()}
+    ranks.together(lambda: replay.load(parameters, sides.model))
+    _check_alike(judge, parameters, "before")
+    if not any(ranks.all_gather(bool(window.calls))):
+        raise NotComparableError(
+            "the model was not called, or none of its outputs was differentiated: watch the module that "
+            "the loop calls, and let the loss come from its outputs"
+        )
+    counted = _counted(sides, judge, window)
+    limits = _check_outputs(sides, judge, window, parameters)
+    _check_finite(ranks, window)
+    losses = _losses(sides, window)
+    weighed = _weighed(sides, judge, window, losses, counted)
+    rows = ranks.all_gather(sum(int(count(ROWS, call.inputs)) for call in window.calls))
+    return Step(
+        judge.number,
+        window,
+        parameters,
+        counted,
+        weighed,
+        expected(window, weighed, ranks, counted, replay),
+        limits,
+        loss_of_all_rows(losses or [], weighed.shares, ranks, counted),
+        sum(rows[rank] for rank in set(counted)),
+    )
+
+
+def _check_alike(judge: Judge, parameters: Tensors, when: str) -> None:
+    """Raise FoundError where ranks have other parameters."""
+    if judge.ranks.size == 1:
+        return
+    by_rank = judge.ranks.all_gather(digests(parameters))
+    names = [name for name, bits in by_rank[0].items() if any(each.get(name) != bits for each in by_rank)]
+    if names:
+        cause = (
+            "ranks were not seeded alike, rank 0's were not broadcast, or ranks write to them (max_norm)"
+            if when == "before"
+            else "ranks had other gradients, or an optimizer of another state"
+        )
+        judge.fail("parameters", f"'{names[0]}' differs between ranks {when} the step", cause)
+
+
+def _counted(sides: Sides, judge: Judge, window: Window) -> list[int]:
+    """For each rank the one that counts for it: those that compute the same rows, as in tensor parallelism,
+    count once.
+    """
+    rows = sides.ranks.all_gather(tensors.digest(tensors.walk([call.inputs for call in window.calls])))
+    times = Counter(rows)
+    is_even = len(set(times.values())) == 1
+    if len(times) < len(rows) and not _splits_layers(sides.model):
+        judge.warn("ranks compute equal rows: is the rank of the sampler set?")
+    return [rows.index(each) if is_even else rank for rank, each in enumerate(rows)]
+
+
+def _splits_layers(model: nn.Module) -> bool:
+    """Whether a dimension of a mesh beside FSDP's splits layers: its ranks compute the same rows."""
+    of_parts: list[Any] = [part for part in model.modules() if hasattr(part, "_get_fsdp_state")]
+    states = [part._get_fsdp_state() for part in of_parts]
+    groups = [group for state in states if (group := getattr(state, "_fsdp_param_group", None)) is not None]
+    of_fsdp = max((group.mesh_info.mesh.ndim for group in groups), default=0)
+    meshes = (getattr(each, "device_mesh", None) for each in model.parameters())
+    return any(mesh.ndim > of_fsdp for mesh in meshes if mesh is not None)
+
+
+def _check_outputs(sides: Sides, judge: Judge, window: Window, parameters: Tensors) -> Limits:
+    """What counts as rounding in the type of the forward."""
+    replay, ranks = sides.replay, sides.ranks
+
+    def outputs(draw: int | None = None) -> dict[str, torch.Tensor]:
+        with torch.no_grad():
+            return _by_name([replay.outputs(call, draw) for call in window.calls])
+
+    narrowest = Narrowest(parameters.values())
+    with narrowest, collectives() as seen:
+        right = ranks.together(outputs)
+    found = _by_name([call.leaves[: len(call.leaves) - len(call.left)] for call in window.calls])
+    failed = judge.compare(
+        "outputs", found, _as(right, found), lambda draw: _as(outputs(draw), found), narrowest.limits
+    )
+    if failed is None:
+        return narrowest.limits
+    again = ranks.together(outputs)
+    if any(ranks.all_gather(any(not torch.equal(again[name], each) for name, each in right.items()))):
+        raise NotComparableError(HAS_STATE)
+    if any(ranks.all_gather(bool(seen))):
+        raise NotComparableError(
+            "the forward of the model asks for other ranks, as a loss does that gathers their outputs, and a "
+            "single device has none: move that to the loss, or watch the part of the model before it"
+        )
+    alike = ranks.together(lambda: all(map(replay.draws_alike, window.calls)))
+    if not all(ranks.all_gather(alike)):
+        raise NotComparableError(
+            "the layout draws other random numbers than a single device: watch the loop with dropout off"
+        )
+    cause = "the layout computes another forward, draws other random numbers, or parameters changed after it"
+    judge.fail("outputs", f"{failed.tensor} differs by {failed.error:.1e}", cause, failed)
+    return narrowest.limits
+
+
+def _check_finite(ranks: LoopRanks, window: Window) -> None:
+    """Raise NotComparableError where what the loop differentiates is not finite, in outputs equal to a single
+    device's.
     """
 
-    number: int
-    model: nn.Module
-    options: Options
-    ranks: LoopRanks
-    replay: Replay
-    errors: dict[str, Difference]
-    calls: Sequence[LoopCall]
-    losses: Sequence[LoopCall]
-    residue: Tensors
-    warnings: dict[str, None]
-    weighed: Weighed | None = None
-    counted: Sequence[int] = ()
-    was_clipped: bool = False
-    is_scaled: bool = False
-    loss: float = math.nan
-    samples: int = 0
-    parameters: Tensors = field(default_factory=dict)
-    expected: Gradients = field(default_factory=dict)
-    clipped: Gradients = field(default_factory=dict)
-    of_loop: Gradients = field(default_factory=dict)
-    found: Gradients = field(default_factory=dict)
-    gradients: Gradients = field(default_factory=dict)
-    before: update.Before | None = None
-    limits: Limits = field(default_factory=lambda: Limits(0.0))
+    def first() -> str:
+        for number, call in enumerate(window.calls, 1):
+            bad = [place for place, each in call.gradients.items() if not _is_finite(each)]
+            if bad:
+                outputs = [place for place, each in enumerate(call.leaves) if bool(each.isnan().any())]
+                where = f"output {outputs[0]}" if outputs else f"the gradient at output {bad[0]}"
+                return f"{where} of call {number} of the model"
+        return ""
 
-    def begin(self) -> None:
-        """Compare the parameters of ranks, the outputs of each call, and what each call counts.
-
-        Raises NotComparableError where the loop has not called the model.
-        """
-        for call in (*self.calls, *self.losses):  # every rank takes part, also one that stands for no rows
-            call.gather()
-        self.parameters = {name: full(each).clone() for name, each in named_parameters(self.model).items()}
-        self.ranks.together(lambda: self.replay.load(self.parameters, self.model))
-        self._check_alike(self.parameters, "before")
-        if not any(self.ranks.all_gather(bool(self.calls))):
+    by_rank = ranks.all_gather(first())
+    for rank, what in enumerate(by_rank):
+        if what:
+            of_rank = f" of rank {rank}" if ranks.size > 1 else ""
             raise NotComparableError(
-                "the model was not called, or none of its outputs was differentiated: watch the module that "
-                "the loop calls, and let the loss come from its outputs"
+                f"{what}{of_rank} is not finite, with a single device as well: look for what makes it so, by "
+                "torch.autograd.set_detect_anomaly(True), say"
             )
-        self._count_ranks()
-        self._check_outputs()
-        if self._has_weights():
-            weighing = Weighing(self.options.loss, self.options.weight, self.ranks, self.replay)
-            self.weighed = weighing.weigh(self.calls, self.losses, self.counted)
-            if self.weighed.apart:
-                apart = f"(apart {self.weighed.apart:.1e})"
-                what = f"its gradient is not a multiple of that of the loss of all rows {apart}"
-                cause = (
-                    "an all_reduce or all_gather without a backward, the loop changes the loss before "
-                    "backward, or the loss of a row depends on other rows (then state weight=)"
-                )
-                self._raise("loss", what, cause)
-        losses = self.calls if self.options.loss is None else self.losses
-        self.loss = loss_of_all_rows(losses, self.weighed, self.ranks, self.counted)
-        rows = self.ranks.all_gather(sum(int(count(ROWS, call.inputs)) for call in self.calls))
-        self.samples = sum(rows[rank] for rank in set(self.counted))
-        self.expected = self._sum()
-        self.clipped = self._clip(self.expected)
 
-    def compare_gradients(self, optimizer: torch.optim.Optimizer, held: Mapping[str, nn.Parameter]) -> None:
-        """Compare what an optimizer is about to step with."""
-        scale = getattr(optimizer, "grad_scale", None)  # by which a fused optimizer itself divides
-        found = {name: full(each.grad).clone() for name, each in held.items() if each.grad is not None}
-        self.gradients = {name: each if scale is None else each / scale for name, each in found.items()}
-        self.found = {
-            name: each.to_dense() if each.is_sparse else each for name, each in self.gradients.items()
-        }
-        parameters = {name: self.parameters[name] for name in held}
-        if self.before is not None:  # an optimizer that steps after another
-            parameters = {name: full(each).clone() for name, each in held.items()}
-        self.before = update.Before.of(optimizer, held, parameters)
-        own = {name: self.clipped[name] for name in held if name in self.clipped}
-        times = 1.0
-        if self.weighed is None:  # the scale is the loop's: one for all gradients
-            fitted = multiple(self.found, own)
-            times = self.ranks.all_gather(1.0 if fitted is None else fitted.factors[0])[0]
-        right = {name: each * times for name, each in own.items() if name in self.found or each.any()}
-        if not any(bool(each.any()) for each in (*self.found.values(), *right.values())):
-            self._warn("no parameter has a gradient other than zero")
-        if not all(self.ranks.all_gather(all(bool(each.isfinite().all()) for each in self.found.values()))):
-            self._warn("a gradient is not finite")
 
-        def rounded(draw: int) -> dict[str, torch.Tensor]:
-            again = self._clip(self._sum(draw))
-            return {name: again[name] * times for name in right}
-
-        failed = self._judge("gradients", self.found, right, rounded, self.limits)
-        if failed is None and self.weighed is not None:
-            self._check_weights(self.weighed, right)
-        if failed is None:
-            return
-        case = Case(
-            ranks=self.ranks,
-            held=held,
-            found=self.found,
-            right=right,
-            total=self.expected,
-            columns=self.ranks.together(
-                lambda: [sampled(self.replay.gradients_of(call)) for call in self.calls]
-            ),
-            counted=self.counted,
-            residue=self.residue,
-            clip=self.options.clip_norm,
-            limit=self.limits.tolerance,
-            is_scaled=self.is_scaled,
-            weighed=self.weighed,
+def _losses(sides: Sides, window: Window) -> Sequence[Call] | None:
+    """The calls whose weights are compared: those of losses, else of the model with the loss inside; None
+    where no loss is known.
+    """
+    if any(sides.ranks.all_gather(bool(window.losses))):
+        return window.losses
+    if sides.options.loss is not None:
+        raise NotComparableError(
+            "the model's outputs were differentiated, and run.loss was not called: call it in the loop, "
+            "or watch without a loss"
         )
-        what = f"of '{failed.tensor}' differ by {failed.error:.1e}"
-        self._raise("gradients", what, explain(case), failed)
+    inside = all(scalar_place(call) is not None for call in window.calls)
+    return window.calls if all(sides.ranks.all_gather(inside)) else None
 
-    def compare_update(self, optimizer: torch.optim.Optimizer, held: Mapping[str, nn.Parameter]) -> None:
-        """Compare the parameters after the step with those of an equal optimizer."""
-        assert self.before is not None
-        before = self.before
-        after = {name: full(each).clone() for name, each in held.items()}
-        narrowest = Narrowest([*after.values(), *self.found.values()])  # Muon computes in bfloat16
 
-        def changes(parameters: Tensors) -> dict[str, torch.Tensor]:
-            return {name: each - before.parameters[name] for name, each in parameters.items()}
+def _weighed(
+    sides: Sides, judge: Judge, window: Window, losses: Sequence[Call] | None, counted: Sequence[int]
+) -> Weighed:
+    options = sides.options
+    if options.weight is False or losses is None:
+        if losses is None:
+            judge.warn("without a loss its weights were not compared: only layout and synchronization")
+        return unweighed(window)
+    weighing = Weighing(options.weight, sides.ranks, sides.replay, counted)
+    try:
+        with collectives() as asked:
+            weighed = weighing.weigh(window, losses)
+    except NotComparableError as why:
+        if options.loss is not None or losses is window.calls:
+            raise
+        judge.warn(f"the weights of the loss were not compared: {why}")  # it was not stated
+        return unweighed(window)
+    if weighed.apart and not any(sides.ranks.all_gather(bool(asked))):
+        raise NotComparableError(
+            f"the loss of a row depends on other rows (apart {weighed.apart:.1e}), so it is another one with "
+            f"all rows: {STATE_WEIGHT}"
+        )
+    if weighed.apart:
+        what = f"its gradient is not a multiple of that of the loss of all rows (apart {weighed.apart:.1e})"
+        judge.fail("loss", what, "an all_reduce or all_gather without a backward")
+    if weighed.cause and weighed.terms > 1:
+        judge.fail("loss", "calls have other weights than in the loss of all rows", weighed.cause)
+    return weighed
 
-        def updated(draw: int | None = None) -> dict[str, torch.Tensor]:
-            return changes(update.updated(optimizer, held, before, self.gradients, draw))
 
-        try:
-            with narrowest:
-                expected = self.ranks.together(updated)
-        except NotComparableError as why:
-            self._warn(f"the update was not compared: {why}")
+# --- before an optimizer's step ---
+
+
+def compare_gradients(
+    sides: Sides,
+    judge: Judge,
+    observed: Observed,
+    step: Step,
+    optimizer: torch.optim.Optimizer,
+    held: Mapping[str, nn.Parameter],
+    is_first: bool,
+) -> Stepped:
+    """Compare what an optimizer is about to step with. ``is_first``: no other one has stepped before."""
+    ranks, weighed = sides.ranks, step.weighed
+    scale = getattr(optimizer, "grad_scale", None)  # by which a fused optimizer itself divides
+    got = {name: full(each.grad).clone() for name, each in held.items() if each.grad is not None}
+    gradients = {name: each if scale is None else each / scale for name, each in got.items()}
+    found = {name: each.to_dense() if each.is_sparse else each for name, each in gradients.items()}
+    parameters = {name: step.parameters[name] for name in held}
+    if not is_first:
+        parameters = {name: full(each).clone() for name, each in held.items()}
+    before = update.Before.of(optimizer, held, parameters)
+
+    clips = clipping.at_the_end(observed.clips, observed.passes, held)
+    limits = ranks.all_gather([each.limit for each in clips])
+    if len(limits[0]) == len(clips):  # a rank that clips to another limit is wrong
+        clips = [replace(each, limit=limit) for each, limit in zip(clips, limits[0], strict=True)]
+    times = ranks.all_gather(_times(step, observed, found, held))[0]
+
+    def right(sums: Tensors) -> tuple[dict[str, torch.Tensor], bool]:
+        scaled = {name: each * times for name, each in sums.items()} if times != 1 else dict(sums)
+        if clips:
+            made, is_active = clipping.clipped(clips, scaled, found, held)
+        elif sides.options.clip_norm is not None:
+            made, is_active = clipping.stated(sides.options.clip_norm, scaled)
         else:
-            failed = self._judge("updates", changes(after), expected, updated, narrowest.limits)
-            if failed is not None:
-                what = f"of '{failed.tensor}' differs by {failed.error:.1e}"
-                cause = f"an equal {type(optimizer).__name__} makes another update of the same gradients"
-                self._raise("update", what, cause, failed)
-        self._check_state(optimizer, held)
-        self._check_alike(after, "after")
+            made, is_active = scaled, False
+        own = {name: each for name, each in made.items() if name in held}
+        return {name: each for name, each in own.items() if name in found or each.any()}, is_active
 
-    # --- what is compared ---
+    wanted, is_active = right(step.sums)
+    _check_finite_sums(ranks, found, wanted)
+    if not any(bool(each.any()) for each in (*found.values(), *wanted.values())):
+        judge.warn("no parameter has a gradient other than zero")
 
-    def _check_alike(self, parameters: Tensors, when: str) -> None:
-        """Raise FoundError where ranks have other parameters."""
-        if self.ranks.size == 1:
-            return
-        by_rank = self.ranks.all_gather(digests(parameters))
-        names = [name for name, bits in by_rank[0].items() if any(each.get(name) != bits for each in by_rank)]
-        if names:
-            cause = (
-                "ranks were not seeded alike, rank 0's were not broadcast, or ranks write to them (max_norm)"
-                if when == "before"
-                else "ranks had other gradients, or an optimizer of another state"
+    def rounded(draw: int) -> dict[str, torch.Tensor]:
+        again = expected(step.window, weighed, ranks, step.counted, sides.replay, draw)
+        return {name: each for name, each in right(again)[0].items() if name in wanted}
+
+    failed = judge.compare("gradients", found, wanted, rounded, step.limits)
+    if failed is None:
+        _check_drift(sides, judge, step, found)
+        return Stepped(before, gradients, found, is_active)
+    columns, carried = ranks.together(
+        lambda: (
+            by_pass(step.window, weighed, sides.replay),
+            by_pass(observed.carried, unweighed(observed.carried), sides.replay),
+        )
+    )
+    case = Case(
+        ranks=ranks,
+        held=held,
+        found=found,
+        right=wanted,
+        total=step.sums,
+        columns=columns,
+        carried=carried,
+        residue=observed.residue or {},
+        counted=step.counted,
+        limit=step.limits.tolerance,
+        weighed=weighed,
+        clip=sides.options.clip_norm if not clips else clips[-1].limit,
+        misplaced=clipping.misplaced(observed.clips, observed.passes, held, observed.written),
+        is_scaled=observed.is_scaled,
+        is_edited=observed.is_edited,
+        is_by_grad=observed.is_by_grad,
+        hook=observed.hook,
+        late=[name for name in observed.late if name in held],
+    )
+    judge.fail("gradients", f"of '{failed.tensor}' differ by {failed.error:.1e}", explain(case), failed)
+
+
+def _times(step: Step, observed: Observed, found: Tensors, held: Mapping[str, nn.Parameter]) -> float:
+    """The scale of the loop's gradients that is taken as right: one for all."""
+    weighed = step.weighed
+    own = {name: each for name, each in step.sums.items() if name in held}
+    fitted = multiple(found, own)
+    if fitted is None or not math.isfinite(fitted.factors[0]) or not fitted.factors[0]:
+        return 1.0
+    (times,) = fitted.factors
+    near = min(weighed.times, key=lambda each: abs(times / each - 1))
+    if not weighed.is_free:
+        return near
+    if weighed.terms > 1 and observed.passes > 1:  # terms have coefficients, and passes are still divided
+        errors = scalings(len(set(step.counted)), "rank", observed.passes).values()
+        if any(abs(times / (near * each) - 1) < 1e-3 for near in weighed.times for each in errors):
+            return near
+    return times
+
+
+def _check_finite_sums(ranks: LoopRanks, found: Tensors, wanted: Tensors) -> None:
+    bad = [name for name, each in wanted.items() if not _is_finite(each)]
+    by_rank = ranks.all_gather((bad, [name for name, each in found.items() if not _is_finite(each)]))
+    for rank, (right, of_loop) in enumerate(by_rank):
+        if right and of_loop:
+            raise NotComparableError(
+                f"the gradient of '{right[0]}' is not finite on rank {rank}, with a single device as well"
             )
-            self._raise("parameters", f"'{names[0]}' differs between ranks {when} the step", cause)
 
-    def _count_ranks(self) -> None:
-        """Ranks that compute the same rows, as in tensor parallelism, count once: the first of them."""
-        rows = self.ranks.all_gather(tensors.digest(tensors.walk([call.inputs for call in self.calls])))
-        times = Counter(rows)
-        is_even = len(set(times.values())) == 1
-        self.counted = [rows.index(each) if is_even else rank for rank, each in enumerate(rows)]
-        if len(times) < len(rows) and not _splits_layers(self.model):
-            self._warn("ranks compute equal rows: is the rank of the sampler set?")
 
-    def _has_weights(self) -> bool:
-        """Whether the weights of the loss are compared: it is the user's, or it is inside the model."""
-        if self.options.weight is False:
-            return False
-        inside = all(scalar_place(call) is not None for call in self.calls)
-        found = self.options.loss is not None or all(self.ranks.all_gather(inside))
-        if not found:
-            self._warn("without a loss its weights were not compared: only layout and synchronization")
-        return found
+def _check_drift(sides: Sides, judge: Judge, step: Step, found: Tensors) -> None:
+    """Unequal weights too small to be told from rounding, but known at the loss.
 
-    def _check_outputs(self) -> None:
-        def outputs(draw: int | None = None) -> dict[str, torch.Tensor]:
-            with torch.no_grad():
-                of_calls = [self.replay.outputs(call, draw) for call in self.calls]
-            return _by_name(of_calls)
+    Which sum are the gradients nearer to: that with the weights of the loss of all rows, or with the
+    loop's own?
+    """
+    weighed = step.weighed
+    factors = weighed.of_losses
+    if weighed.terms > 1 or not factors or max(factors) - min(factors) < 1e-4 * max(map(abs, factors)):
+        return
+    mean = sum(factors) / len(factors)
+    nearest = math.copysign(2.0 ** round(math.log2(abs(mean))), mean) if mean else 1.0  # it rounds nothing
+    alike = replace(weighed, factors=[nearest] * len(weighed.factors))
+    of_loop = expected(step.window, alike, sides.ranks, step.counted, sides.replay)
+    near, nearer = multiple(found, step.sums), multiple(found, of_loop)
+    is_loops = near is not None and nearer is not None and nearer.left < 0.5 * near.left
+    if all(sides.ranks.all_gather(is_loops)):
+        shown = ", ".join(f"{each / mean:.5g}" for each in factors[:8])
+        cause = weighed.cause or f"they are {shown} instead of 1"
+        judge.fail("loss", "calls have other weights than in the loss of all rows", cause)
 
-        narrowest = Narrowest(self.parameters.values())
+
+# --- after an optimizer's step ---
+
+
+def compare_update(
+    judge: Judge, optimizer: torch.optim.Optimizer, held: Mapping[str, nn.Parameter], stepped: Stepped
+) -> None:
+    """Compare the parameters after the step with those of an equal optimizer."""
+    before = stepped.before
+    after = {name: full(each).clone() for name, each in held.items()}
+    narrowest = Narrowest([*after.values(), *stepped.found.values()])  # Muon computes in bfloat16
+
+    def changes(parameters: Tensors) -> dict[str, torch.Tensor]:
+        return {name: each - before.parameters[name] for name, each in parameters.items()}
+
+    def updated(draw: int | None = None) -> dict[str, torch.Tensor]:
+        return changes(update.updated(optimizer, held, before, stepped.gradients, draw))
+
+    try:
         with narrowest:
-            expected = self.ranks.together(outputs)
-        self.limits = narrowest.limits
-        found = _by_name([call.leaves for call in self.calls])
-        expected_as = _as(expected, found)
-        failed = self._judge(
-            "outputs", found, expected_as, lambda draw: _as(outputs(draw), found), self.limits
-        )
-        if failed is None:
-            return
-        again = self.ranks.together(outputs)
-        if any(
-            self.ranks.all_gather(any(not torch.equal(again[name], each) for name, each in expected.items()))
-        ):
-            raise NotComparableError(HAS_STATE)
-        alike = self.ranks.together(lambda: all(map(self.replay.draws_alike, self.calls)))
-        if not all(self.ranks.all_gather(alike)):
-            raise NotComparableError(
-                "the layout draws other random numbers than a single device: watch the loop with dropout off"
-            )
-        cause = (
-            "the layout computes another forward, draws other random numbers, or parameters changed after it"
-        )
-        self._raise("outputs", f"{failed.tensor} differs by {failed.error:.1e}", cause, failed)
+            right = judge.ranks.together(updated)
+    except NotComparableError as why:
+        judge.warn(f"the update was not compared: {why}")
+    else:
+        failed = judge.compare("updates", changes(after), right, updated, narrowest.limits)
+        if failed is not None:
+            what = f"of '{failed.tensor}' differs by {failed.error:.1e}"
+            cause = f"an equal {type(optimizer).__name__} makes another update of the same gradients"
+            judge.fail("update", what, cause, failed)
+    for name, kept in update.state_of(optimizer, held).items():
+        for key, each in kept.items():
+            is_like = isinstance(each, torch.Tensor) and each.is_floating_point() and each.dim()
+            if is_like and torch.finfo(each.dtype).eps > torch.finfo(held[name].dtype).eps:
+                what = f"'{key}' of '{name}' is {each.dtype}, the parameter {held[name].dtype}"
+                judge.fail("optimizer", what, "its state was cast, or loaded, in a narrower type")
+    _check_alike(judge, after, "after")
 
-    def _check_weights(self, weighed: Weighed, right: Tensors) -> None:
-        """Unequal weights too small to be told from rounding, but known at the loss.
 
-        Which sum are the gradients nearer to: that with the weights of the loss of all rows, or with the
-        loop's own?
-        """
-        factors = weighed.factors
-        if not factors or max(factors) - min(factors) < 1e-4 * max(map(abs, factors)):
-            return
-        mean = sum(factors) / len(factors)
-        nearest = (
-            math.copysign(2.0 ** round(math.log2(abs(mean))), mean) if mean else 1.0
-        )  # it rounds nothing
-        if not self.of_loop:
-            own = [call.factor for call in self.calls]
-            for call in self.calls:
-                call.factor = nearest
-            self.of_loop = self._sum()
-            for call, factor in zip(self.calls, own, strict=True):
-                call.factor = factor
-        found = {name: each for name, each in self.found.items() if name in right}
-        near, of_loop = multiple(found, self.expected), multiple(found, self.of_loop)
-        is_loops = near is not None and of_loop is not None and of_loop.left < 0.5 * near.left
-        if all(self.ranks.all_gather(is_loops)):
-            cause = mean_of_means([each / mean for each in factors], len(set(self.counted)), weighed)
-            self._raise("loss", "calls have other weights than in the loss of all rows", cause)
-
-    def _check_state(self, optimizer: torch.optim.Optimizer, held: Mapping[str, nn.Parameter]) -> None:
-        for name, kept in update.state_of(optimizer, held).items():
-            for key, each in kept.items():
-                is_like = isinstance(each, torch.Tensor) and each.is_floating_point() and each.dim()
-                if is_like and torch.finfo(each.dtype).eps > torch.finfo(held[name].dtype).eps:
-                    what = f"'{key}' of '{name}' is {each.dtype}, the parameter {held[name].dtype}"
-                    self._raise("optimizer", what, "its state was cast, or loaded, in a narrower type")
-
-    # --- how ---
-
-    def _judge(
-        self,
-        kind: str,
-        found: Tensors,
-        expected: Tensors,
-        rounded: Callable[[int], Tensors],
-        limits: Limits,
-    ) -> Difference | None:
-        """What differs by more than rounding on any rank; ``rounded(draw)`` rounds otherwise."""
-
-        def comparisons() -> Iterator[tuple[Kinds, Noise]]:
-            kinds = {kind: parts_of(found, expected)}
-            yield kinds, {}
-            for draw in range(DRAWS):
-                again = rounded(draw) if kind == "gradients" else self.ranks.together(partial(rounded, draw))
-                yield kinds, largest([noise_of({kind: parts_of(again, expected)})], MARGIN)
-
-        verdict = judge(self.number, comparisons(), limits, self.ranks)
-        self.errors |= worst_errors(self.errors, verdict.errors)
-        if verdict.failed is None and (hidden := verdict.hidden) is not None:
-            self._warn(f"rounding is too large to compare {hidden.kind} of '{hidden.tensor}'")
-        return verdict.failed
-
-    def _sum(self, draw: int | None = None) -> Gradients:
-        """The sum over the calls of all ranks that count."""
-        counts = self.counted[self.ranks.rank] == self.ranks.rank
-        own = self.ranks.together(lambda: self.replay.gradients(self.calls if counts else (), draw))
-        return self.ranks.sum(own)
-
-    def _clip(self, gradients: Tensors) -> Gradients:
-        """Clipped as the user has said."""
-        clip_norm = self.options.clip_norm
-        if clip_norm is None:
-            return dict(gradients)
-        held = [nn.Parameter(torch.empty_like(each)) for each in gradients.values()]
-        for each, gradient in zip(held, gradients.values(), strict=True):
-            each.grad = gradient.clone()
-        if callable(clip_norm):
-            clip_norm(held)
-        else:
-            norm = torch.nn.utils.clip_grad_norm_(held, clip_norm)
-            self.was_clipped |= bool(norm > clip_norm)
-        clipped = {name: each.grad for name, each in zip(gradients, held, strict=True)}
-        return {name: each for name, each in clipped.items() if each is not None}
-
-    def _warn(self, text: str) -> None:
-        self.warnings[text] = None
-
-    def _raise(self, kind: str, what: str, cause: str, worst: Difference | None = None) -> None:
-        raise FoundError(LoopFinding(self.number, kind, what, cause, worst))
+def _is_finite(tensor: torch.Tensor) -> bool:
+    return bool(tensor.isfinite().all())
 
 
 def _by_name(of_calls: Sequence[Sequence[torch.Tensor]]) -> dict[str, torch.Tensor]:
@@ -354,9 +465,3 @@ def _by_name(of_calls: Sequence[Sequence[torch.Tensor]]) -> dict[str, torch.Tens
 
 def _as(expected: Tensors, found: Tensors) -> dict[str, torch.Tensor]:
     return {name: each.to(found[name].dtype) if name in found else each for name, each in expected.items()}
-
-
-def _splits_layers(model: nn.Module) -> bool:
-    """Whether a dimension of a mesh splits layers: its ranks compute the same rows."""
-    meshes = (getattr(each, "device_mesh", None) for each in model.parameters())
-    return any("tp" in name for mesh in meshes if mesh is not None for name in mesh.mesh_dim_names or ())

@@ -1,15 +1,19 @@
 """Weights: how many times as much the loop counts each call as the loss of all rows of all ranks does.
 
 The gradient that the loop brings to the loss's arguments is compared with that of the loss of all rows: their
-ratio is the factor of the call. What a call counts in the loss of all rows is measured (``averages``), or the
+ratio is the factor of the call. What a call counts in the loss of all rows is measured (``counts``), or the
 user's ``weight`` says it, or the rows of all calls are joined to one batch.
+
+Losses of one backward pass are the terms of one objective, and may have coefficients of their own: compared
+are the factors of the same term over all passes and ranks. A term that has one factor everywhere is right.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,223 +22,344 @@ from torch import nn
 from dpexp import devices, tensors
 from dpexp.config.errors import NotComparableError
 from dpexp.copies import copied_module
-from dpexp.data.averages import SUM, Rule, count, rules
 from dpexp.verification.alone import alone
 from dpexp.verification.diagnosis.patterns import multiple
-from dpexp.watch.calls import LoopCall
+from dpexp.watch.calls import Call, Window
+from dpexp.watch.counts import Counted, counted_alike, scalar_of, shares_of
 from dpexp.watch.ranks import LoopRanks
 from dpexp.watch.replay import Replay
 
 APART = 1e-4
 """A gradient so far from every multiple of another has another direction."""
+DRIFT = 0.02
+"""Nobody writes coefficients that are nearer to each other."""
+STATE_WEIGHT = "state weight=, a function of the loss's arguments (of the model's where the loss is inside)"
 
 
 @dataclass(frozen=True)
 class Weighed:
-    """``factors`` of the calls of all ranks that count, and whether the loop counts them all alike where
-    a single device does not.
+    """What the loop counts. ``factors`` are those of this rank's calls, ``of_penalties`` of its penalties.
 
-    ``shares`` are those of this rank's calls in the loss of all rows, if known; ``rule`` says what it
-    averages over. ``apart``: how far a gradient of the loop is from any multiple of the expected one.
+    ``of_losses`` are the factors of the losses of all ranks that count; ``shares`` are those of this rank's
+    losses in the loss of all rows, where known; ``rule`` says what it averages over. ``cause`` says how the
+    loop counts losses otherwise than a single device. ``apart``: how far a gradient of the loop is from any
+    multiple of the expected one. ``times`` are the scales that the gradients may have beside 1; ``is_free``:
+    any one, since the loop says what its loss is divided by, unless it is one of the usual errors.
     """
 
     factors: Sequence[float]
-    are_equal: bool
-    shares: Sequence[float] | None
-    rule: str
+    of_penalties: Sequence[float]
+    of_losses: Sequence[float] = ()
+    shares: Sequence[float] | None = None
+    rule: str = ""
+    cause: str = ""
+    apart: float = 0.0
+    times: Sequence[float] = (1.0,)
+    terms: int = 1
+    is_free: bool = False
+
+
+@dataclass(frozen=True)
+class Term:
+    """The losses of one place in every backward pass: ``own`` are this rank's, by their number.
+
+    ``factors`` are those of this rank, ``everywhere`` those of all ranks that count.
+    """
+
+    own: Sequence[int]
+    factors: Sequence[float]
+    everywhere: Sequence[float]
+    counted: Counted
+    cause: str
     apart: float
 
 
+def unweighed(window: Window) -> Weighed:
+    """Where no loss is known: every call counts as in the loop, at a scale that is the loop's."""
+    return Weighed([1.0] * len(window.calls), [1.0] * len(window.penalties), is_free=True)
+
+
 class Weighing:
-    """``loss`` is the user's, or None where it is inside the model."""
+    """What the loop counts in one step. ``weight`` is the user's. ``counted`` are the ranks that count."""
 
-    def __init__(
-        self, loss: Callable[..., Any] | None, weight: Any, ranks: LoopRanks, replay: Replay
-    ) -> None:
-        self._loss, self._weight, self._ranks, self._replay = loss, weight, ranks, replay
+    def __init__(self, weight: Any, ranks: LoopRanks, replay: Replay, counted: Sequence[int]) -> None:
+        self._weight, self._ranks, self._replay = weight, ranks, replay
+        self._chosen, self._of = sorted(set(counted)), counted[ranks.rank]
 
-    def weigh(self, calls: Sequence[LoopCall], losses: Sequence[LoopCall], counted: Sequence[int]) -> Weighed:
-        """Set the factor of every call; every rank must call this. Raises NotComparableError."""
-        own = calls if self._loss is None else losses
-        if not any(self._ranks.all_gather(bool(own))):
-            raise NotComparableError(
-                "the model's outputs were differentiated, and run.loss was not called: call it in the loop, "
-                "or watch without a loss"
-            )
-        shares, rule = self._shares(own, counted)
-        if self._loss is None:
-            assert shares is not None
-            for call, share in zip(own, shares, strict=True):
-                gradient = call.gradients[scalar_place(call) or 0]
-                call.factor = float(gradient) / share if share else math.nan
+    def weigh(self, window: Window, losses: Sequence[Call]) -> Weighed:
+        """``losses`` are the calls of losses, or of the model with the loss inside.
+
+        Every rank must call this. Raises NotComparableError.
+        """
+        keys = _keys(losses)
+        by_rank = self._ranks.all_gather(
+            [(each.backward, key) for each, key in zip(losses, keys, strict=True)]
+        )
+        chosen = [pair for rank in self._chosen for pair in by_rank[rank]]
+        of_passes = {
+            frozenset(key for number, key in by_rank[rank] if number == which)
+            for rank in self._chosen
+            for which in {number for number, _ in by_rank[rank]}
+        }
+        is_mixed = len(of_passes) > 1
+        names = [""] if is_mixed else sorted({key for _, key in chosen})
+        passes = max(len({number for number, _ in by_rank[rank]}) for rank in self._chosen)
+        terms = [
+            self._term(losses, [place for place, key in enumerate(keys) if key == name or is_mixed])
+            for name in names
+        ]
+        return self._weighed(window, losses, terms, is_mixed, passes)
+
+    def _weighed(
+        self, window: Window, losses: Sequence[Call], terms: Sequence[Term], is_mixed: bool, passes: int
+    ) -> Weighed:
+        """What the terms together say."""
+        factors = {
+            place: factor for term in terms for place, factor in zip(term.own, term.factors, strict=True)
+        }
+        unlike = [term for term in terms if not are_alike(term.everywhere, 1e-3)]
+        is_alone = len(terms) == 1 and not is_mixed
+        everywhere = [each for term in terms for each in term.everywhere]
+        is_multiple = not any(term.apart for term in terms)
+        if unlike and is_multiple and not any(term.cause for term in unlike):
+            spread = max(_spread(term.everywhere) for term in unlike)
+            if not is_alone or spread > DRIFT:
+                raise NotComparableError(
+                    f"the loop gives the losses other weights than the loss of all rows does "
+                    f"({_shown(unlike[0].everywhere)} instead of 1), by no rule that is known: if they are "
+                    f"meant, {STATE_WEIGHT}"
+                )
+        means = [_mean(term.everywhere) for term in terms]
+        scale = max(means, key=abs, default=1.0) or 1.0
+        times = {1.0} if is_alone else {1.0, scale / (sum(means) or scale)}
+
+        def of(places: Sequence[int]) -> float:
+            """The factor of what leads to these losses."""
+            own = [factors[place] for place in places if place in factors]
+            return _mean(own) if own and is_alone else scale
+
+        is_inside = losses is window.calls
+        own = [of([place] if is_inside else call.losses) for place, call in enumerate(window.calls)]
+        penalties = [
+            of([place for place, loss in enumerate(losses) if loss.backward == each.backward])
+            for each in window.penalties
+        ]
+        first = terms[0].counted
+        shares = first.shares if is_alone else None
+        is_like = are_alike(means, 1e-3)
+        return Weighed(
+            own,
+            penalties,
+            everywhere,
+            shares,
+            first.rule,
+            next((term.cause for term in unlike if term.cause), ""),
+            max(term.apart for term in terms),
+            sorted(times),
+            len(terms),
+            any(term.counted.is_free for term in terms) or is_mixed or not is_like,
+        )
+
+    # --- one term ---
+
+    def _term(self, losses: Sequence[Call], places: Sequence[int]) -> Term:
+        """Every rank must call this for the same terms in the same order."""
+        own, ranks = [losses[place] for place in places], self._ranks
+        counted = self._counted(own)
+        if not any(ranks.all_gather(any(each.function is not None for each in own))):
+            assert counted.shares is not None
+            pairs = zip(own, counted.shares, strict=True)
+            factors = [
+                float(call.gradients[scalar_place(call) or 0]) / (share or math.nan) for call, share in pairs
+            ]
             apart = 0.0
         else:
-            expected = self._gradients(losses, shares, counted)
-            apart = max(map(_set_factor, losses, expected), default=0.0)
-        factors_by_rank = self._ranks.all_gather([call.factor for call in own])
-        known = [each for of_rank in factors_by_rank for each in of_rank if math.isfinite(each) and each]
-        for call in own:  # a loss without a gradient has the factor of the others
-            if not (math.isfinite(call.factor) and call.factor):
-                call.factor = known[0] if known else 1.0
-        if own is not calls and len(own) == len(calls):
-            for call, loss in zip(calls, own, strict=True):
-                call.factor = loss.factor
-        elif own is not calls:
-            for call in calls:  # the loss that follows it
-                call.factor = next(
-                    (each.factor for each in own if each.order > call.order), own[-1].factor if own else 1.0
-                )
-        weights = [call.factor * share for call, share in zip(own, shares or (), strict=False)]
-        by_rank = self._ranks.all_gather(([call.factor for call in own], weights, apart))
-        chosen = [by_rank[rank] for rank in sorted(set(counted))]
-        factors = [each for of_rank, _, _ in chosen for each in of_rank]
-        weights = [each for _, of_rank, _ in chosen for each in of_rank]
-        are_equal = are_alike(weights) and not are_alike(factors)
-        return Weighed(factors, are_equal, shares, rule, max(of_rank for *_, of_rank in by_rank))
+            expected = self._gradients(own, counted.shares)
+            fits = [_factor(*pair) for pair in zip(own, expected, strict=True)]
+            factors, apart = [factor for factor, _ in fits], max((far for _, far in fits), default=0.0)
+        by_rank = ranks.all_gather((factors, apart))
+        known = [each for of_rank, _ in by_rank for each in of_rank if math.isfinite(each) and each]
+        like = known[0] if known else 1.0  # a loss without a gradient has the factor of the others
+        whole = [
+            [each if math.isfinite(each) and each else like for each in of_rank] for of_rank, _ in by_rank
+        ]
+        everywhere = [each for rank in self._chosen for each in whole[rank]]
+        cause = self._cause(own, whole, counted)
+        return Term(places, whole[ranks.rank], everywhere, counted, cause, max(far for _, far in by_rank))
 
-    # --- what each call counts ---
+    def _cause(self, own: Sequence[Call], factors: Sequence[Sequence[float]], counted: Counted) -> str:
+        """Which known rule the loop follows where a single device follows another; empty if none."""
+        shares = counted.shares
+        if shares is None:
+            return ""
+        everywhere = [each for rank in self._chosen for each in factors[rank]]
+        weights = [factor * share for factor, share in zip(factors[self._ranks.rank], shares, strict=True)]
+        kinds = self._ranks.all_gather(counted_alike([each.inputs for each in own]))
+        by_rank = self._ranks.all_gather(weights)
+        every = [each for rank in self._chosen for each in by_rank[rank]]
+        if are_alike(everywhere, 1e-3):
+            return ""
+        of = "micro-batches" if max(len(by_rank[rank]) for rank in self._chosen) > 1 else "ranks"
+        instead = f"(weights {_shown(everywhere)} instead of 1)"
+        what = counted.rule.partition(" ")[0]
+        if what == "sum":  # what differs between the calls?
+            for kind in ("labels", "rows"):
+                counts = [each for rank in self._chosen for each in kinds[rank][kind]]
+                if all(counts) and are_alike([a * b for a, b in zip(every, counts, strict=True)], 1e-3):
+                    return f"{of} of unequal {kind} are averaged as if equal {instead}"
+            return ""
+        if are_alike(every, 1e-3):
+            return f"{of} of unequal {what or 'rows'} are averaged as if equal {instead}"
+        rows = [each for rank in self._chosen for each in kinds[rank]["rows"]]
+        if all(rows) and are_alike([a / b for a, b in zip(every, rows, strict=True)], 1e-3):
+            return f"{of} are weighted by their rows, and the loss averages over {what} {instead}"
+        return ""
 
-    def _shares(self, own: Sequence[LoopCall], counted: Sequence[int]) -> tuple[list[float] | None, str]:
-        """What each call counts in the loss of all rows; None where only the loss itself says it."""
-        if callable(self._weight):
-            weight, rule = self._weight, "weights"
-            counts = self._ranks.together(
-                lambda: [float(weight(*call.inputs[0], **call.inputs[1])) for call in own]
+    def _counted(self, own: Sequence[Call]) -> Counted:
+        """What each loss counts in that of all rows."""
+        weight, ranks = self._weight, self._ranks
+        if callable(weight):
+            counts = ranks.together(
+                lambda: [float(weight(*each.inputs[0], **each.inputs[1])) for each in own]
             )
-        elif self._weight == "sum":
-            return [1.0] * len(own), "sum"
-        else:
-            found = self._measured(own)
-            if found is None and self._loss is None:
-                raise NotComparableError(
-                    "the loss inside the model is not a mean over rows or labels, nor a sum: state weight=, "
-                    "a function of the model's inputs"
-                )
-            if found is None:  # it depends on other rows, or has weights of its own
-                return None, ""
-            rule = " ".join(found).strip()
-            if found == SUM:
-                return [1.0] * len(own), rule
-            counts = [count(found, call.inputs) for call in own]
-        total = sum(sum(self._ranks.all_gather(counts)[rank]) for rank in set(counted))
-        return [each / total for each in counts] if total else [0.0] * len(counts), rule
+            total = self._total(counts)
+            return Counted([each / total if total else 0.0 for each in counts], "weights")
+        if weight == "sum":
+            return Counted([1.0] * len(own), "sum")
+        return shares_of(own, [self._value(each) for each in own], ranks, self._chosen)
 
-    def _measured(self, own: Sequence[LoopCall]) -> Rule | None:
-        """The rule that fits all calls best."""
+    def _total(self, counts: Sequence[float]) -> float:
+        by_rank = self._ranks.all_gather(list(counts))
+        return sum(sum(by_rank[rank]) for rank in self._chosen)
 
-        def measured() -> list[dict[Rule, float] | None]:
-            return [rules(self._value(call), call.inputs) for call in own]
-
-        by_rank = self._ranks.all_gather(self._ranks.together(measured))
-        known = [each for of_rank in by_rank for each in of_rank if each is not None]
-        fitting = set[Rule].intersection(*map(set, known)) if known else set()
-        return min(fitting, key=lambda rule: (max(each[rule] for each in known), rule), default=None)
-
-    def _value(self, call: LoopCall) -> Callable[[Any], float]:
+    def _value(self, call: Call) -> Callable[[Any], float]:
         """The loss as a function of inputs, on the host, where labels that it does not know raise."""
-        loss, autocast = self._loss, call.autocast._replace(kind="cpu")
-        function = self._replay.on_host().scalar if loss is None else loss
-        on_host = copied_module(function).cpu() if isinstance(function, nn.Module) else function
+        loss, autocast = call.function, call.autocast._replace(kind="cpu")
+        on_host: Any = None
 
         def value(inputs: Any) -> float:
+            nonlocal on_host
+            if on_host is None:
+                function = self._replay.on_host().scalar if loss is None else loss
+                on_host = copied_module(function).cpu() if isinstance(function, nn.Module) else function
             args, kwargs = devices.move(inputs, devices.HOST)
             with torch.no_grad(), alone(), autocast.entered():
-                return float(on_host(*args, **kwargs))
+                return float(scalar_of(on_host(*args, **kwargs)))
 
         return value
 
     # --- the gradient of the loss of all rows ---
 
     def _gradients(
-        self, losses: Sequence[LoopCall], shares: Sequence[float] | None, counted: Sequence[int]
+        self, losses: Sequence[Call], shares: Sequence[float] | None
     ) -> list[dict[int, torch.Tensor]]:
         """At the arguments of each call of this rank, of the loss of all rows."""
         ranks = self._ranks
         if shares is not None:
             return ranks.together(
-                lambda: [self._of([call], share)[0] for call, share in zip(losses, shares, strict=True)]
+                lambda: [_gradient([call], share)[0] for call, share in zip(losses, shares, strict=True)]
             )
         needed = [
-            LoopCall(devices.move(call.inputs, devices.HOST), call.order, call.autocast, wanted=call.wanted)
-            for call in losses
+            Call("", devices.move(each.inputs, devices.HOST), each.order, each.autocast, wanted=each.wanted)
+            for each in losses
         ]
         by_rank = ranks.all_gather(needed)
-        chosen = sorted(set(counted))
-        together = [call for rank in chosen for call in by_rank[rank]]
-        first = sum(len(by_rank[rank]) for rank in chosen if rank < counted[ranks.rank])
-        found = ranks.together(lambda: self._of(together, 1.0) if together else [])
+        function = losses[0].function if losses else None
+        together = [replace(call, function=function) for rank in self._chosen for call in by_rank[rank]]
+        first = sum(len(by_rank[rank]) for rank in self._chosen if rank < self._of)
+        found = ranks.together(lambda: _gradient(together, 1.0) if losses else [])
         return found[first : first + len(losses)]
 
-    def _of(self, calls: Sequence[LoopCall], scale: float) -> list[dict[int, torch.Tensor]]:
-        """At the arguments of each of the calls, of the loss of their rows together, times ``scale``."""
-        assert self._loss is not None
-        leaves = [[each.clone() for each in tensors.walk(call.inputs)] for call in calls]
-        for call, of_call in zip(calls, leaves, strict=True):
-            for each, wanted in zip(of_call, call.wanted, strict=True):
-                each.requires_grad_(wanted)
-        trees = [_with_leaves(call.inputs, of_call) for call, of_call in zip(calls, leaves, strict=True)]
-        try:
-            args, kwargs = trees[0] if len(trees) == 1 else tensors.concatenated(trees, of_batches=True)
-        except ValueError as error:
-            raise NotComparableError(
-                f"{error} among the loss's arguments of the calls: state weight="
-            ) from error
-        function = copied_module(self._loss) if isinstance(self._loss, nn.Module) else self._loss
-        with alone(), calls[0].autocast.entered():  # a module may keep something from call to call
-            loss = function(*args, **kwargs)
-        if not isinstance(loss, torch.Tensor) or loss.dim():
-            raise NotComparableError(
-                "the loss returns no scalar tensor: watch a function of what a single device minimizes"
-            )
-        ends = [each for of_call in leaves for each in of_call if each.requires_grad]
-        gradients = torch.autograd.grad(loss * scale, ends, allow_unused=True) if ends else ()
-        found = {id(each): gradient for each, gradient in zip(ends, gradients, strict=True)}
-        return [
-            {place: found[id(each)] for place, each in enumerate(of_call) if found.get(id(each)) is not None}
-            for of_call in leaves
-        ]
+
+def _gradient(calls: Sequence[Call], scale: float) -> list[dict[int, torch.Tensor]]:
+    """At the arguments of each of the calls, of the loss of their rows together, times ``scale``."""
+    leaves = [[each.clone() for each in tensors.walk(call.inputs)] for call in calls]
+    for call, of_call in zip(calls, leaves, strict=True):
+        for each, wanted in zip(of_call, call.wanted, strict=True):
+            each.requires_grad_(wanted)
+    trees = [_with_leaves(call.inputs, of_call) for call, of_call in zip(calls, leaves, strict=True)]
+    try:
+        args, kwargs = trees[0] if len(trees) == 1 else tensors.concatenated(trees, of_batches=True)
+    except ValueError as error:
+        raise NotComparableError(
+            f"{error} among the loss's arguments of the calls: {STATE_WEIGHT}"
+        ) from error
+    loss = calls[0].function
+    function: Any = copied_module(loss) if isinstance(loss, nn.Module) else loss
+    ends = [each for of_call in leaves for each in of_call if each.requires_grad]
+    with alone(), calls[0].autocast.entered():  # a module may keep something from call to call
+        value = scalar_of(function(*args, **kwargs)) * scale
+    with alone():
+        gradients = torch.autograd.grad(value, ends, allow_unused=True) if ends else ()
+    found = {id(each): gradient for each, gradient in zip(ends, gradients, strict=True)}
+    return [
+        {place: found[id(each)] for place, each in enumerate(of_call) if found.get(id(each)) is not None}
+        for of_call in leaves
+    ]
 
 
-def are_alike(numbers: Sequence[float]) -> bool:
+def are_alike(numbers: Sequence[float], within: float) -> bool:
     """Whether they are the same but for rounding."""
-    return bool(numbers) and max(numbers) - min(numbers) < 1e-3 * max(map(abs, numbers))
+    return not numbers or _spread(numbers) < within
 
 
-def scalar_place(call: LoopCall) -> int | None:
+def scalar_place(call: Call) -> int | None:
     """Which of the outputs is the loss: the first scalar that the loop differentiated."""
     places = (place for place, each in enumerate(call.leaves) if each.dim() == 0 and place in call.gradients)
     return next(places, None)
 
 
 def loss_of_all_rows(
-    losses: Sequence[LoopCall], weighed: Weighed | None, ranks: LoopRanks, counted: Sequence[int]
+    losses: Sequence[Call], shares: Sequence[float] | None, ranks: LoopRanks, counted: Sequence[int]
 ) -> float:
     """The loss of all rows, as observed; the mean of the calls where their shares are not known."""
     values = [_value_of(call) for call in losses]
-    shares = weighed.shares if weighed is not None else None
     terms = [value * share for value, share in zip(values, shares or [1.0] * len(values), strict=True)]
-    by_rank = ranks.all_gather(terms)
-    found = [each for rank in sorted(set(counted)) for each in by_rank[rank]]
-    return sum(found) if shares is not None else sum(found) / max(1, len(found))
+    by_rank = ranks.all_gather((shares is not None, terms))
+    found = [each for rank in sorted(set(counted)) for each in by_rank[rank][1]]
+    return sum(found) if any(known for known, _ in by_rank) else sum(found) / max(1, len(found))
 
 
-def _value_of(call: LoopCall) -> float:
-    if call.value is not None:
-        return float(call.value) if call.value.numel() == 1 else math.nan
+def _keys(losses: Sequence[Call]) -> list[str]:
+    """Which term of its backward pass each loss is: of one function the first, the second, ..."""
+    before: Counter[Any] = Counter()
+    found = []
+    for each in losses:
+        name = getattr(each.function, "__name__", type(each.function).__name__)
+        before[each.backward, name] += 1
+        found.append(f"{name} {before[each.backward, name]}")
+    return found
+
+
+def _value_of(call: Call) -> float:
+    if call.function is not None:
+        return float(call.value) if call.value is not None and call.value.numel() == 1 else math.nan
     place = scalar_place(call)
     return math.nan if place is None else float(call.leaves[place])
 
 
-def _set_factor(call: LoopCall, expected: dict[int, torch.Tensor]) -> float:
-    """How far the loop's gradient is from any multiple of the expected one; sets the call's factor."""
-    call.factor, fitted = math.nan, multiple(call.gradients, expected)
+def _factor(call: Call, expected: Mapping[int, torch.Tensor]) -> tuple[float, float]:
+    """The call's factor, and how far the loop's gradient is from any multiple of the expected one."""
+    fitted = multiple(call.gradients, expected)
     if fitted is None:
-        return 0.0
-    (call.factor,) = fitted.factors
+        return math.nan, 0.0
     eps = max(torch.finfo(each.dtype).eps for place, each in expected.items() if place in call.gradients)
-    return fitted.apart if fitted.apart > max(100 * eps, APART) else 0.0
+    return fitted.factors[0], fitted.apart if fitted.apart > max(100 * eps, APART) else 0.0
 
 
 def _with_leaves(tree: Any, leaves: Sequence[torch.Tensor]) -> Any:
     following = iter(leaves)
     return tensors.map_tensors(lambda _: next(following), tree)
+
+
+def _spread(numbers: Sequence[float]) -> float:
+    return (max(numbers) - min(numbers)) / (max(map(abs, numbers)) or 1.0)
+
+
+def _mean(numbers: Sequence[float]) -> float:
+    return sum(numbers) / len(numbers)
+
+
+def _shown(numbers: Sequence[float]) -> str:
+    some = ", ".join(f"{each:.3g}" for each in numbers[:8])
+    return some + ", …" * (len(numbers) > 8)

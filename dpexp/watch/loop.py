@@ -6,7 +6,9 @@ import math
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from functools import wraps
 from typing import Any
 
 import torch
@@ -19,17 +21,39 @@ from dpexp.parallel.data_parallel import DataParallel
 from dpexp.strategies.modules import Wrapper, named_parameters
 from dpexp.verification.compare import Difference
 from dpexp.verification.result import KINDS, row_of
-from dpexp.watch.calls import Hook, LoopCalls, ObservedLoss, full
+from dpexp.watch import hooks
+from dpexp.watch.calls import LoopCalls, ObservedLoss, Window, full
+from dpexp.watch.clipping import Clip
 from dpexp.watch.explain import FoundError, LoopFinding, sampled
+from dpexp.watch.judge import Judge
 from dpexp.watch.options import Options
 from dpexp.watch.program import shapes
 from dpexp.watch.ranks import LoopRanks
 from dpexp.watch.recording import Recording
 from dpexp.watch.replay import Replay, unchanged
-from dpexp.watch.step import LoopStep, digests, held_by
+from dpexp.watch.step import (
+    Observed,
+    Sides,
+    Step,
+    Stepped,
+    begin,
+    compare_gradients,
+    compare_update,
+    digests,
+    held_by,
+)
 
-_watched: weakref.WeakSet[WatchedLoop] = weakref.WeakSet()
-_scaler_step = torch.amp.GradScaler.step
+_on: weakref.WeakSet[WatchedLoop] = weakref.WeakSet()
+
+
+@dataclass
+class Seen:
+    """What a watch has seen of the loop since an optimizer stepped, besides calls."""
+
+    clips: list[Clip] = field(default_factory=list)
+    is_unscaled: bool = False
+    is_scaled: bool = False
+    carried: list[Window] = field(default_factory=list)
 
 
 class WatchedLoop:
@@ -39,30 +63,30 @@ class WatchedLoop:
     """
 
     def __init__(self, model: nn.Module, options: Options, recording: Recording, replay: Replay) -> None:
-        self.loss = options.loss
         self.findings: list[LoopFinding] = []
         self.warnings: dict[str, None] = {}
         self.note, self.steps, self.seconds = "", 0, 0.0
         self._model, self._options, self._wanted = model, options, options.steps
         self._recording, self._replay = recording, replay
+        self._trained = {name: each.requires_grad for name, each in named_parameters(model).items()}
         self._written: weakref.WeakSet[nn.Parameter] = weakref.WeakSet(model.parameters())
         self._calls = LoopCalls(model, self._remove, self._forget_step)
-        if options.loss is not None:
-            self.loss = ObservedLoss(options.loss, self._calls)
+        self.loss = options.loss if options.loss is None else self.observed(options.loss)
         is_initialized = torch.distributed.is_available() and torch.distributed.is_initialized()
         self._ranks = LoopRanks() if is_initialized else None  # every rank is here; at a step one may not be
-        self._step: LoopStep | None = None
+        self._step: Step | None = None
+        self._stepped: Stepped | None = None
         self._residue: dict[str, torch.Tensor] = {}
-        self._held: set[str] = set()
+        self._held, self._reached = set[str](), set[str]()
         self._stepping: torch.optim.Optimizer | None = None
-        self._inside = 0
-        self._stepped: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+        self._inside = self._closures = 0
+        self._done_in_window: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self._other_steps = self._window = 0
+        self._seen = Seen()
         self._started = self._spent = self._entered = 0.0
-        self._is_scaled = self._was_clipped = self._may_be_skipped = False
+        self._was_clipped = self._may_be_skipped = False
         self._errors = dict[str, Difference]()
         self._handles: list[Any] = []
-        self._hooks: list[Hook] = []
         self.done = True
         self._observe()
 
@@ -81,6 +105,16 @@ class WatchedLoop:
         stated = {key: getattr(options, key) for key in ("clip_norm", "weight", "steps", "raises")}
         replay = Replay(model)
         return cls(model, options, Recording.begin(model, name, stated) if track else Recording(), replay)
+
+    def observed(self, loss: Callable[..., Any]) -> ObservedLoss:
+        """Another function that is part of the loop's loss, observed as ``loss`` is."""
+        return ObservedLoss(loss, self._calls)
+
+    def outside(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function, inside of which no call of the model is under way, as a framework's wrapper calls a
+        training step in the place of the model's forward.
+        """
+        return self._calls.outside(function)
 
     def again(self) -> None:
         """Watch as many further steps; every rank must call this.
@@ -130,19 +164,18 @@ class WatchedLoop:
         errors = [f"{kind} {each.error:.1e}" for kind, each in self._errors.items()]
         return "; ".join([head, *([", ".join(errors)] if errors else []), *self.warnings])
 
-    # --- hooks ---
+    # --- what hooks tell ---
 
     def _observe(self) -> None:
-        self.done, self._stepping, self._inside = False, None, 0
+        self.done, self._stepping, self._inside, self._seen = False, None, 0, Seen()
         self._started, self._spent = 0.0, self.seconds
-        self._hooks = [Hook(self._before_step), Hook(self._after_step)]
         self._handles = [
-            register_optimizer_step_pre_hook(self._hooks[0]),
-            register_optimizer_step_post_hook(self._hooks[1]),
+            register_optimizer_step_pre_hook(self._before_step),
+            register_optimizer_step_post_hook(self._after_step),
         ]
         self._calls.observe()
-        _watched.add(self)
-        torch.amp.GradScaler.step = _step_of_scaler  # type: ignore[method-assign, assignment]
+        _on.add(self)
+        hooks.begin(self)
 
     def _end(self) -> None:
         """See nothing more. The hooks of optimizers go at the next forward: a step may call them now."""
@@ -151,19 +184,10 @@ class WatchedLoop:
         self.done = True
         self._conclude()
         self._calls.end()
-        for hook in self._hooks:
-            hook.act = None
-        _watched.discard(self)
-        if not _watched:
-            torch.amp.GradScaler.step = _scaler_step  # type: ignore[method-assign]
+        hooks.end(self)
+        _on.discard(self)
         self._replay.release()
-        self._step, self._residue = None, {}
-
-    def _forget_step(self) -> None:
-        """A step that has raised is over when the model is called again: its gradients are used up."""
-        if self._stepping is not None:
-            self._calls.end_window()
-        self._stepping, self._inside = None, 0
+        self._step, self._stepped, self._residue, self._seen = None, None, {}, Seen()
 
     def _remove(self) -> None:
         self._calls.remove_hooks()
@@ -175,24 +199,87 @@ class WatchedLoop:
     def _is_idle(self) -> bool:
         return self.done or self._calls.is_paused
 
-    def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        if self._is_idle:
+    def differentiates(self, roots: Any, inputs: Any, *, is_backward: bool) -> AbstractContextManager[None]:
+        """Around a pass through autograd."""
+        return self._calls.differentiates(roots, inputs, is_backward=is_backward)
+
+    def writes(self) -> AbstractContextManager[None]:
+        """Around a function of PyTorch that writes to gradients."""
+        return nullcontext() if self._is_idle else self._calls.writes()
+
+    def clips(
+        self, kind: str, parameters: list[torch.Tensor], limit: float, norm: Any, norm_type: float
+    ) -> None:
+        """Gradients of these are clipped now."""
+        if not self._is_idle:
+            some, passes = frozenset(map(id, parameters)), self._calls.passes_so_far
+            seen = Clip(kind, some, limit, norm, norm_type, passes, not self._seen.is_unscaled)
+            self._seen.clips.append(seen)
+
+    def unscales(self, optimizer: torch.optim.Optimizer) -> None:
+        """``GradScaler.unscale_`` is called for it."""
+        self._seen.is_unscaled |= not self._is_idle and bool(held_by(optimizer, self._model))
+
+    @contextmanager
+    def scales(self, scaler: Any, optimizer: torch.optim.Optimizer) -> Iterator[None]:
+        """Around ``GradScaler.step``: one that is skipped has used its gradients up, too."""
+        if self._is_idle or not held_by(optimizer, self._model):
+            yield
             return
+        self._may_be_skipped, self._seen.is_scaled = True, scaler.is_enabled()
+        was_unscaled = self._seen.is_unscaled
+        yield
+        self._seen.is_unscaled = was_unscaled
+        if self._may_be_skipped and not self.done:
+            self._may_be_skipped = False
+            self._calls.end_window()
+            self._seen = Seen()
+            self.warnings["GradScaler skipped a step: it was not compared"] = None
+
+    # --- steps of optimizers ---
+
+    def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
+        if self._is_idle:
+            return None
         self._may_be_skipped = False
         if self._stepping is optimizer:  # step of a class calls that of its base, which is hooked, too
             self._inside += 1
-            return
+            return None
         if self._stepping is not None:  # one inside another, as in ZeroRedundancyOptimizer
-            return
-        self._stepping = optimizer
+            return None
+        self._stepping, self._stepped, self._closures = optimizer, None, 0
         held = held_by(optimizer, self._model)
         if not held:
             self._other_steps += 1
             self._guard(lambda: self._check_others(optimizer))
-        elif any(callable(each) for each in (*args, *kwargs.values())):
-            self._guard(_refuse_closure)
-        else:
+            return None
+        if not any(callable(each) for each in (*args, *kwargs.values())):
             self._guard(lambda: self._begin(optimizer, held))
+            return None
+
+        def of(value: Any) -> Any:
+            return self._closure(value, optimizer) if callable(value) else value
+
+        return tuple(map(of, args)), {key: of(value) for key, value in kwargs.items()}
+
+    def _closure(self, closure: Callable[..., Any], optimizer: torch.optim.Optimizer) -> Callable[..., Any]:
+        """The closure of a step, after whose first call gradients are compared."""
+
+        @wraps(closure)
+        def called(*args: Any, **kwargs: Any) -> Any:
+            if self._is_idle:
+                return closure(*args, **kwargs)
+            self._closures += 1
+            if self._closures > 1:
+                self._guard(_refuse_closure)
+            stepping, self._stepping = self._stepping, None  # a forward would end the step
+            value = closure(*args, **kwargs)
+            self._stepping = stepping
+            if self._closures == 1 and not self.done:
+                self._guard(lambda: self._begin(optimizer, held_by(optimizer, self._model)))
+            return value
+
+        return called
 
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         if self._is_idle or optimizer is not self._stepping:
@@ -201,26 +288,71 @@ class WatchedLoop:
             self._inside -= 1
             return
         self._stepping = None
-        self._calls.end_window()
-        held = held_by(optimizer, self._model) if self._step is not None else {}
+        stepped, held = self._stepped, held_by(optimizer, self._model)
         if held:
-            self._guard(lambda: self._complete(optimizer, held))
+            self._seen = Seen()
+        elif (window := self._calls.window).calls:
+            self._seen.carried.append(window)
+        self._calls.end_window()
+        if stepped is not None and held:
+            self._guard(lambda: self._complete(optimizer, held, stepped))
+
+    def _forget_step(self) -> None:
+        """A step that has raised is over when the model is called again: its gradients are used up."""
+        if self._stepping is not None:
+            self._calls.end_window()
+            self._seen = Seen()
+        self._stepping, self._inside = None, 0
 
     def _begin(self, optimizer: torch.optim.Optimizer, held: Mapping[str, nn.Parameter]) -> None:
         """Compare the gradients, before the optimizer's step."""
         if self._step is None or self._window != self._calls.windows:
             self._step = None  # its memory
             self._window, self._step = self._calls.windows, self._new_step(optimizer)
-            self._stepped.clear()
-        elif optimizer in self._stepped:
+            self._done_in_window.clear()
+        elif optimizer in self._done_in_window:
             self._refuse_again(held)
             return
-        self._stepped.add(optimizer)
-        self._step.compare_gradients(optimizer, held)
+        assert self._ranks is not None
+        is_first = not self._done_in_window
+        self._done_in_window.add(optimizer)
+        sides, judge = self._sides(self._ranks, self._step.number)
+        self._stepped = compare_gradients(
+            sides, judge, self._observed(), self._step, optimizer, held, is_first
+        )
+        self._was_clipped |= self._stepped.was_clipped
+        of_both = (self._step.sums, self._stepped.found)
+        self._reached |= {name for some in of_both for name, each in some.items() if each.any()}
+
+    def _sides(self, ranks: LoopRanks, number: int) -> tuple[Sides, Judge]:
+        sides = Sides(self._model, self._replay, self._options, ranks)
+        return sides, Judge(number, ranks, self._errors, self.warnings)
+
+    def _observed(self) -> Observed:
+        calls, seen = self._calls, self._seen
+        calls.note_edits()
+        now = named_parameters(self._model)
+        written = frozenset(id(each) for each in self._written)
+        return Observed(
+            calls.window,
+            calls.passes,
+            [each if seen.is_scaled else replace(each, is_scaled=False) for each in seen.clips],
+            self._residue,
+            Window([call for window in seen.carried for call in window.calls]),
+            seen.is_scaled,
+            calls.is_edited,
+            calls.is_by_grad,
+            calls.hook,
+            [
+                name
+                for name, was in self._trained.items()
+                if name in now and now[name].requires_grad and not was
+            ],
+            written,
+        )
 
     def _refuse_again(self, held: Mapping[str, nn.Parameter]) -> None:
         """Raise FoundError for gradients that are used twice; a step without any is left out."""
-        self._stepping = None
         assert self._ranks is not None
         gradients = [full(each.grad) for each in held.values() if each.grad is not None]
         if any(self._ranks.all_gather(any(bool(each.any()) for each in gradients))):
@@ -228,12 +360,15 @@ class WatchedLoop:
             what = "it steps again with the same gradients, without a backward of the model"
             raise FoundError(LoopFinding(self.steps, "optimizer", what, cause))
 
-    def _complete(self, optimizer: torch.optim.Optimizer, held: Mapping[str, nn.Parameter]) -> None:
+    def _complete(
+        self, optimizer: torch.optim.Optimizer, held: Mapping[str, nn.Parameter], stepped: Stepped
+    ) -> None:
         """Compare the update, after the optimizer's step."""
         step = self._step
         assert step is not None
-        step.compare_update(optimizer, held)
-        self._residue |= sampled(step.found)
+        assert self._ranks is not None
+        compare_update(self._sides(self._ranks, step.number)[1], optimizer, held, stepped)
+        self._residue |= sampled(stepped.found)
         self._held |= held.keys()
         self._calls.drop_others()
         if step.number > self.steps:  # else another optimizer has completed it
@@ -242,27 +377,22 @@ class WatchedLoop:
         if self.steps >= self._wanted:
             self._end()
 
-    def _new_step(self, optimizer: torch.optim.Optimizer) -> LoopStep:
+    def _new_step(self, optimizer: torch.optim.Optimizer) -> Step:
         if self._ranks is None:
             self._ranks = LoopRanks()
         ranks = self._ranks
         ranks.meet()
         ranks.together(self._calls.check)
-        calls, losses = self._calls.window
-        own = self._model, self._options, ranks, self._replay, self._errors
-        step = LoopStep(self.steps + 1, *own, calls, losses, self._residue, self.warnings)
-        step.is_scaled = self._is_scaled
+        observed = self._observed()
         if not self.steps:
             self._check_initial(ranks)
-            rows = shapes(calls)
+            rows = shapes(observed.window.calls)
             replicas = list(dict.fromkeys(row["device"] for row in rows if row["scope"] == "replica"))[1:]
             self._recording.laid_out(
                 self._model, ranks, self._calls.strategy, replicas, optimizer=type(optimizer).__name__
             )
             self._recording.shapes(rows, ranks)
-        step.begin()
-        self._was_clipped |= step.was_clipped
-        return step
+        return begin(*self._sides(ranks, self.steps + 1), observed)
 
     def _check_initial(self, ranks: LoopRanks) -> None:
         """Warn of ranks that were watched with other weights, where training does not start from rank 0's."""
@@ -288,7 +418,7 @@ class WatchedLoop:
     @contextmanager
     def _quiet(self) -> Iterator[None]:
         """What is computed inside changes nothing that a loop depends on, and no watch sees it."""
-        watches = list(_watched)
+        watches = list(_on)
         for each in watches:
             each._calls.is_paused = True
         started = self._entered = time.perf_counter()
@@ -327,7 +457,7 @@ class WatchedLoop:
     # --- what was found ---
 
     def _conclude(self) -> None:
-        reached, clip_norm = bool(self._calls.window[0]), self._options.clip_norm
+        reached, clip_norm = bool(self._calls.window.calls), self._options.clip_norm
         if not (self.steps or self.findings or self.note):
             if reached and self._other_steps:
                 what = (
@@ -339,13 +469,29 @@ class WatchedLoop:
                     f"{plural(self._calls.count, 'call')} of the model and no step of its optimizer: "
                     "watch the module that the loop calls, and read the verdict after a step of torch.optim"
                 )
-        trained = (name for name, each in named_parameters(self._model).items() if each.requires_grad)
-        left = [name for name in trained if name not in self._held] if self.steps > 1 else []
-        if left:
-            self.warnings[f"no optimizer that stepped holds {listed(left)}"] = None
+        self._warn_of_untrained()
         if isinstance(clip_norm, int | float) and self.steps and not self._was_clipped:
             self.warnings["no gradient was larger than clip_norm: clipping was not compared"] = None
         self._recording.verified(self._verification())
+
+    def _warn_of_untrained(self) -> None:
+        """Name parameters that no step trains, and those that became trainable, or ceased to be, after the
+        watch began.
+        """
+        now = {name: each.requires_grad for name, each in named_parameters(self._model).items()}
+        changed = [name for name, was in self._trained.items() if now.get(name, was) != was]
+        if changed:
+            self.warnings[f"requires_grad of {listed(changed)} was changed after dpexp.watch"] = None
+        if self.steps < 2:
+            return
+        trained = [name for name, each in now.items() if each or self._trained.get(name)]
+        if left := [name for name in trained if name not in self._held]:
+            self.warnings[f"no optimizer that stepped holds {listed(left)}"] = None
+        if left := [name for name in trained if name in self._held and name not in self._reached]:
+            self.warnings[
+                f"{listed(left)} never got a gradient other than zero: not used, detached, under no_grad, or "
+                "in a reentrant checkpoint whose inputs need none?"
+            ] = None
 
     def _verification(self) -> dict[str, Any]:
         """As in the Record."""
@@ -364,9 +510,9 @@ class WatchedLoop:
             "cause": str(finding) if finding is not None else "",
         }
 
-    def _record(self, step: LoopStep) -> None:
+    def _record(self, step: Step) -> None:
         now = time.perf_counter()
-        started = self._started or min((call.begun for call in step.calls), default=now)
+        started = self._started or min((call.begun for call in step.window.calls), default=now)
         spent = self.seconds + now - self._entered
         ms = (now - started - (spent - self._spent)) * 1e3
         self._recording.step(ms, step.loss, step.samples)
@@ -385,20 +531,5 @@ def _layout_of(model: nn.Module) -> str:
 
 def _refuse_closure() -> None:
     raise NotComparableError(
-        "step(closure) computes gradients inside the optimizer: call backward before step, as loops of other "
-        "optimizers do"
+        "step(closure) calls the closure several times, as LBFGS does: its gradients are of other parameters"
     )
-
-
-def _step_of_scaler(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-    """``GradScaler.step``: one that is skipped because gradients overflow has used them up, too."""
-    watches = [each for each in _watched if held_by(optimizer, each._model)]
-    for each in watches:
-        each._may_be_skipped, each._is_scaled = True, scaler.is_enabled()
-    found = _scaler_step(scaler, optimizer, *args, **kwargs)
-    for each in watches:
-        if each._may_be_skipped and not each.done:
-            each._may_be_skipped = False
-            each._calls.end_window()
-            each.warnings["GradScaler skipped a step: it was not compared"] = None
-    return found

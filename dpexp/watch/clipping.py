@@ -1,0 +1,136 @@
+"""Clipping: what the loop does to gradients with PyTorch's functions, and what that makes of the right ones.
+
+The norm of the right gradients is computed in float64: that of 23 million numbers in float32 is off by 1e-3,
+and a sum over shards is nearer to the truth than one over the full tensor. Where clipping is active the
+loop's own factor is taken, one for all, if it is so near to the right one that only the norm's rounding
+lies between them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from dpexp.config.words import plural
+from dpexp.verification.diagnosis.patterns import multiple
+
+Gradients = Mapping[str, torch.Tensor]
+NORM = 3e-3
+"""The norm of many numbers in float32 is off by up to so much."""
+
+
+@dataclass(frozen=True)
+class Clip:
+    """A call of a function that clips: ``kind`` is ``norm`` or ``value``, ``parameters`` are ids, ``norm`` is
+    the loop's, a tensor.
+
+    It came after so many backward ``passes`` of its window, before gradients of GradScaler were unscaled if
+    it ``is_scaled``.
+    """
+
+    kind: str
+    parameters: frozenset[int]
+    limit: float
+    norm: Any
+    norm_type: float
+    passes: int
+    is_scaled: bool
+
+
+def at_the_end(clips: Sequence[Clip], passes: int, own: Mapping[str, nn.Parameter]) -> list[Clip]:
+    """Those of parameters of the model, after all backward passes; groups that share one norm as one."""
+    ids = {id(each) for each in own.values()}
+    found: list[Clip] = []
+    for each in clips:
+        if each.passes < passes or not each.parameters & ids:
+            continue
+        if found and each.norm is not None and found[-1].norm is each.norm:
+            found[-1] = replace(found[-1], parameters=found[-1].parameters | each.parameters)
+        else:
+            found.append(each)
+    return found
+
+
+def clipped(
+    clips: Sequence[Clip], expected: Gradients, found: Gradients, own: Mapping[str, nn.Parameter]
+) -> tuple[dict[str, torch.Tensor], bool]:
+    """The right gradients as they are clipped, and whether that changes them.
+
+    ``found`` are the loop's, ``own`` the model's parameters: all by name, full tensors of any shape.
+    """
+    result, is_active = dict(expected), False
+    for clip in clips:
+        names = [name for name, each in own.items() if id(each) in clip.parameters and name in result]
+        some = {name: result[name] for name in names}
+        if clip.kind == "value":
+            changed = {name: each.clamp(-clip.limit, clip.limit) for name, each in some.items()}
+            is_active |= any(not torch.equal(changed[name], each) for name, each in some.items())
+        else:
+            times = factor(clip, some)
+            fitted = multiple({name: each for name, each in found.items() if name in some}, some)
+            of_loop = fitted.factors[0] if fitted is not None else times
+            is_active |= times < 1
+            times = of_loop if abs(of_loop / times - 1) < NORM and times < 1 + NORM and of_loop < 1 else times
+            changed = {name: each * times for name, each in some.items()} if times < 1 else some
+        result.update(changed)
+    return result, is_active
+
+
+def factor(clip: Clip, gradients: Gradients) -> float:
+    """By what a clip of the norm multiplies these gradients; 1 where it is not active."""
+    norms = [float(torch.linalg.vector_norm(_wide(each), clip.norm_type)) for each in gradients.values()]
+    norm = float(torch.linalg.vector_norm(torch.tensor(norms, dtype=torch.float64), clip.norm_type))
+    return min(1.0, clip.limit / (norm + 1e-6)) if math.isfinite(norm) else math.nan
+
+
+def stated(
+    clip_norm: float | Callable[[Any], Any], gradients: Gradients
+) -> tuple[dict[str, torch.Tensor], bool]:
+    """The gradients as the user's statement clips them, and whether that changes them."""
+    if not callable(clip_norm):
+        everything = Clip("norm", frozenset(), float(clip_norm), None, 2.0, 0, False)
+        times = factor(everything, gradients)
+        return {name: each * times if times < 1 else each for name, each in gradients.items()}, times < 1
+    held = [nn.Parameter(torch.empty_like(each)) for each in gradients.values()]
+    for each, gradient in zip(held, gradients.values(), strict=True):
+        each.grad = gradient.clone()
+    clip_norm(held)
+    pairs = zip(gradients, held, strict=True)
+    return {name: each.grad for name, each in pairs if each.grad is not None}, True
+
+
+def misplaced(
+    clips: Sequence[Clip], passes: int, own: Mapping[str, nn.Parameter], written: frozenset[int]
+) -> list[str]:
+    """What is wrong with the calls that clip, as causes of other gradients.
+
+    ``written`` are ids of parameters that the model as written had.
+    """
+    ids = {id(each) for each in own.values()}
+    causes = []
+    for each in clips:
+        if not each.parameters & ids:
+            if each.parameters & written:
+                causes.append(
+                    "it clips parameters that the model does not have any more: the layout replaced them"
+                )
+            continue
+        if each.is_scaled:
+            causes.append("it was clipped while it was still scaled (call scaler.unscale_ first)")
+        if not each.passes:
+            causes.append("it is clipped before backward, or after the step: nothing is left of it")
+        elif each.passes < passes:
+            causes.append(
+                f"clipped before all micro-batches were in it (after {each.passes} of "
+                f"{plural(passes, 'backward pass')})"
+            )
+    return list(dict.fromkeys(causes))
+
+
+def _wide(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().to(torch.complex128 if tensor.is_complex() else torch.float64)

@@ -1,0 +1,165 @@
+"""Counts: what the loss of a call counts in the loss of all rows of all ranks.
+
+loss                            rule                          share of a call
+the mean over rows              rows                          its rows / all rows
+the mean over labels            labels, labels after ...      its labels / all labels
+a sum                           sum                           1, at a scale that the loop chooses
+a sum divided by an argument n  that whose total is n         n / all labels
+
+What a loss averages over is measured by halves of its rows (``averages``), and whether an argument divides it
+by evaluating the loss with n and with 2n: by halves a sum over labels divided by n is a sum, whatever n is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from dpexp import tensors
+from dpexp.config.errors import NotComparableError
+from dpexp.data.averages import ROWS, SUM, Rule, count, rules
+from dpexp.watch.calls import Call
+from dpexp.watch.ranks import LoopRanks
+
+Value = Callable[[Any], float]
+"""A loss as a function of its inputs (args, kwargs)."""
+HALF = 1e-4
+"""A loss is divided by an argument if it is so nearly halved where the argument is doubled."""
+NEAR = 1e-3
+"""So near a count is to a number that may be written in a short type."""
+
+
+@dataclass(frozen=True)
+class Counted:
+    """``shares`` of this rank's losses in the loss of all rows, None where only the loss itself says it.
+
+    ``is_free``: their scale is the loop's own.
+    """
+
+    shares: Sequence[float] | None
+    rule: str
+    is_free: bool = False
+
+
+def scalar_of(value: Any) -> torch.Tensor:
+    """The loss that a function returns, alone or first of several. Raises NotComparableError without one."""
+    scalars = [each for each in tensors.walk(value) if not each.dim() and each.is_floating_point()]
+    if not scalars or (isinstance(value, torch.Tensor) and value.dim()):
+        raise NotComparableError(
+            "the loss returns no scalar tensor: watch a function of what a single device minimizes"
+        )
+    return next((each for each in scalars if each.requires_grad), scalars[0])
+
+
+def shares_of(
+    losses: Sequence[Call], values: Sequence[Value], ranks: LoopRanks, chosen: Sequence[int]
+) -> Counted:
+    """Measured on this rank's losses; every rank must call this. ``chosen`` are the ranks that count."""
+    pairs = list(zip(losses, values, strict=True))
+    measured = ranks.together(
+        lambda: [(rules(value, call.inputs), _divisor(value, call.inputs)) for call, value in pairs]
+    )
+    by_rank = ranks.all_gather(measured)
+    every = [each for of_rank in by_rank for each in of_rank]
+    known = [fits for fits, _ in every if fits is not None]
+    fitting = set[Rule].intersection(*map(set, known)) if known else set()
+    paths = {path for _, path in every}
+    path = paths.pop() if len(paths) == 1 else None
+    inputs = [each.inputs for each in losses]
+    if not known and path:  # losses of one row each
+        fitting, known = {SUM}, [{SUM: 0.0}]
+    rule = min(fitting, key=lambda rule: (max(each[rule] for each in known), rule), default=None)
+    if rule is None:
+        if any(ranks.all_gather(any(each.function is None for each in losses))):
+            raise NotComparableError(
+                "the loss inside the model is not a mean over rows or labels, nor a sum: state weight=, "
+                "a function of the model's inputs"
+            )
+        return Counted(None, "")
+    divisors = [float(dict(tensors.leaves(each))[path]) if path else 1.0 for each in inputs]
+    if rule == SUM and path:
+        return _divided(inputs, divisors, ranks, chosen)
+    if rule == SUM:
+        return Counted([1.0] * len(losses), "sum", is_free=True)
+    counts = [count(rule, each) for each in inputs]
+    total = _totals(counts, ranks, chosen)[0]
+    shares = [each / total * n if total else 0.0 for each, n in zip(counts, divisors, strict=True)]
+    return Counted(shares, " ".join(rule).strip())
+
+
+def counted_alike(inputs: Sequence[Any]) -> dict[str, list[float]]:
+    """How many rows each call has, and how many labels that count: those of the first tensor of labels."""
+    found = {"rows": [count(ROWS, each) for each in inputs], "labels": [0.0] * len(inputs)}
+    for place, each in enumerate(inputs):
+        first = next((rule for rule in _kinds(each) if rule[0] == "labels"), None)
+        found["labels"][place] = count(first, each) if first else 0.0
+    return found
+
+
+def _divided(
+    inputs: Sequence[Any], divisors: Sequence[float], ranks: LoopRanks, chosen: Sequence[int]
+) -> Counted:
+    """A sum over what counts, divided by a number that is the count of a call, a rank, or all ranks."""
+    kinds = [set(_kinds(each)) for each in inputs]
+    by_rank = ranks.all_gather(sorted(set[Rule].intersection(*kinds)) if kinds else None)
+    common = set[Rule].intersection(*(set(each) for each in by_rank if each is not None))
+    for rule in sorted(common):
+        counts = [count(rule, each) for each in inputs]
+        total, of_rank = _totals(counts, ranks, chosen)
+        of = [counts, [of_rank] * len(counts), [total] * len(counts), [total / len(chosen)] * len(counts)]
+        fits = [
+            all(math.isclose(a, n, rel_tol=NEAR) for a, n in zip(each, divisors, strict=True)) for each in of
+        ]
+        if any(all(column) for column in zip(*ranks.all_gather(fits), strict=True)):
+            return Counted([each / total for each in divisors], " ".join(rule).strip())
+    return Counted(list(divisors), "sum", is_free=True)
+
+
+def _totals(counts: Sequence[float], ranks: LoopRanks, chosen: Sequence[int]) -> tuple[float, float]:
+    """Of all ranks that count, and of this one."""
+    by_rank = ranks.all_gather(sum(counts))
+    return sum(by_rank[rank] for rank in chosen), by_rank[ranks.rank]
+
+
+def _kinds(inputs: Any) -> Iterator[Rule]:
+    """What may be counted in the inputs."""
+    yield ROWS
+    for path, each in tensors.leaves(inputs):
+        if isinstance(each, torch.Tensor) and each.dim() and each.dtype == torch.long:
+            yield "labels", path
+            if each.dim() > 1:
+                yield "labels after the first", path
+
+
+def _divisor(value: Value, inputs: Any) -> str | None:
+    """The path of the number by which the loss is divided, if there is one."""
+    numbers = [path for path, each in tensors.leaves(inputs) if _is_number(each)]
+    try:
+        loss = value(inputs) if numbers else 0.0
+        for path in numbers:
+            halved = value(_doubled(inputs, path))
+            if loss and math.isfinite(loss) and math.isclose(2 * halved, loss, rel_tol=HALF):
+                return path
+    except Exception:  # of the user's function, which may not take another number
+        return None
+    return None
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return not value.dim() and value.dtype != torch.bool and not value.requires_grad and bool(value > 0)
+    return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
+
+
+def _doubled(value: Any, path: str, at: str = "") -> Any:
+    """The pytree with twice the number at the path."""
+    if at == path:
+        return value * 2
+    inside = None if isinstance(value, torch.Tensor) else tensors.entries(value)
+    if inside is None:
+        return value
+    return tensors.rebuild(value, [_doubled(each, path, at + step) for step, each in inside])

@@ -1,0 +1,255 @@
+"""Hooks: what is registered around a loop while it is watched, and what leaves no trace afterwards.
+
+of a part of the model     ``Hook``: not in a copy, nor in a file
+of functions of PyTorch    ``replaced``, for all watches at once: ``autograd.backward``, ``autograd.grad``,
+                           ``GradScaler``, what clips gradients, and what asks for other ranks
+
+A ``Watcher`` is told of these. It is on from ``begin`` to ``end``.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any, Protocol
+
+import torch
+from torch import distributed, nn
+from torch._compile import _disable_dynamo
+from torch.nn.utils import clip_grad
+
+from dpexp.verification.alone import asked
+
+Function = Callable[..., Any]
+
+
+class Hook:
+    """A hook of a part of the model, which a copy of it does not have. Compiled code does not call it."""
+
+    def __init__(self, act: Function | None) -> None:
+        self.act = act
+
+    def __call__(self, *args: Any) -> None:
+        if self.act is not None and not torch.compiler.is_compiling():
+            self.act(*args)
+
+    def __deepcopy__(self, memo: Any) -> Hook:
+        return type(self)(None)
+
+    def __reduce__(self) -> Any:
+        return type(self), (None,)
+
+
+class RootHook(Hook):
+    """That of the model itself, which torch.compile leaves out of what it compiles."""
+
+    @_disable_dynamo
+    def __call__(self, *args: Any) -> None:
+        if self.act is not None:
+            self.act(*args)
+
+
+class Watcher(Protocol):
+    """What is told of calls of PyTorch's functions."""
+
+    def differentiates(self, roots: Any, inputs: Any, *, is_backward: bool) -> AbstractContextManager[None]:
+        """Around ``autograd.backward``, whose ``inputs`` may be None, and around ``autograd.grad``."""
+
+    def clips(
+        self, kind: str, parameters: list[torch.Tensor], limit: float, norm: Any, norm_type: float
+    ) -> None:
+        """Gradients of these are clipped now. ``kind`` is ``norm`` or ``value``; ``norm`` is theirs."""
+
+    def writes(self) -> AbstractContextManager[None]:
+        """Around a function of PyTorch that writes to gradients."""
+
+    def unscales(self, optimizer: torch.optim.Optimizer) -> None:
+        """``GradScaler.unscale_`` is called for it."""
+
+    def scales(self, scaler: Any, optimizer: torch.optim.Optimizer) -> AbstractContextManager[None]:
+        """Around ``GradScaler.step``."""
+
+
+class Replaced:
+    """Functions that stand in the place of others in every module, until ``remove``."""
+
+    def __init__(self, wrappers: Mapping[Function, Function]) -> None:
+        self._originals = {id(new): old for old, new in wrappers.items()}
+        _exchange({id(old): new for old, new in wrappers.items()})
+
+    def remove(self) -> None:
+        """Put the originals back, also into modules that were imported in the meantime."""
+        _exchange(self._originals)
+
+
+def replaced(wrappers: Mapping[Function, Function]) -> Replaced:
+    """Put each wrapper in the place of its original, wherever a module has imported that."""
+    return Replaced(wrappers)
+
+
+def begin(watcher: Watcher) -> None:
+    """Tell it of PyTorch's functions from now on."""
+    global _handle
+    _watchers.add(watcher)
+    if _handle is None:
+        _handle = replaced({old: wrap(old) for old, wrap in _WRAPPED})
+        for name, wrap in _OF_SCALER.items():
+            setattr(torch.amp.GradScaler, name, wrap(_SCALER[name]))
+        nn.Module.__getstate__ = _state_without_hooks  # type: ignore[method-assign]
+
+
+def end(watcher: Watcher) -> None:
+    """Tell it nothing more; after the last one everything is PyTorch's again."""
+    global _handle
+    _watchers.discard(watcher)
+    if not _watchers and _handle is not None:
+        _handle.remove()
+        _handle = None
+        for name, original in _SCALER.items():
+            setattr(torch.amp.GradScaler, name, original)
+        del nn.Module.__getstate__
+
+
+_watchers: weakref.WeakSet[Any] = weakref.WeakSet()
+_handle: Replaced | None = None
+_norm_type = 2.0
+"""That of the latest norm of gradients."""
+_SCALER = {name: getattr(torch.amp.GradScaler, name) for name in ("step", "unscale_")}
+
+
+def _exchange(by_id: Mapping[int, Function]) -> None:
+    for module in list(sys.modules.values()):
+        names: Any = getattr(module, "__dict__", None)
+        for key, value in list(names.items()) if isinstance(names, dict) else ():
+            if id(value) in by_id:
+                names[key] = by_id[id(value)]
+
+
+def _state_without_hooks(module: nn.Module) -> dict[str, Any]:
+    """What is copied or saved of a module."""
+    state = dict(vars(module))
+    for kind in ("_forward_pre_hooks", "_forward_hooks"):
+        ours = {key for key, each in state.get(kind, {}).items() if isinstance(each, Hook)}
+        for name in (kind, f"{kind}_with_kwargs", f"{kind}_always_called") if ours else ():
+            if name in state:
+                left = [(key, each) for key, each in state[name].items() if key not in ours]
+                state[name] = type(state[name])(left)
+    return state
+
+
+# --- the functions ---
+
+
+def _around(enter: Callable[[Any], AbstractContextManager[None]]) -> AbstractContextManager[None]:
+    """What every watcher does around a call."""
+
+    @contextmanager
+    def entered() -> Iterator[None]:
+        with ExitStack() as inside:
+            for each in list(_watchers):
+                inside.enter_context(enter(each))
+            yield
+
+    return entered()
+
+
+def _backward(original: Function) -> Function:
+    @functools.wraps(original)
+    def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+        inputs = args[4] if len(args) > 4 else kwargs.get("inputs")
+        with _around(lambda each: each.differentiates(tensors, inputs, is_backward=True)):
+            return original(tensors, *args, **kwargs)
+
+    return backward
+
+
+def _grad(original: Function) -> Function:
+    @functools.wraps(original)
+    def grad(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        with _around(lambda each: each.differentiates(outputs, inputs, is_backward=False)):
+            return original(outputs, inputs, *args, **kwargs)
+
+    return grad
+
+
+def _total_norm(original: Function) -> Function:
+    @functools.wraps(original)
+    def get_total_norm(tensors: Any, norm_type: float = 2.0, *args: Any, **kwargs: Any) -> Any:
+        global _norm_type
+        _norm_type = float(norm_type)
+        return original(tensors, norm_type, *args, **kwargs)
+
+    return get_total_norm
+
+
+def _clip_norm(original: Function) -> Function:
+    """``clip_grad_norm_`` and ``clip_grads_with_norm_`` both call it."""
+
+    @functools.wraps(original)
+    def clip(parameters: Any, max_norm: float, total_norm: Any, *args: Any, **kwargs: Any) -> Any:
+        some = _tell_of_clipping("norm", parameters, max_norm, total_norm)
+        with _around(lambda each: each.writes()):
+            return original(some, max_norm, total_norm, *args, **kwargs)
+
+    return clip
+
+
+def _clip_value(original: Function) -> Function:
+    @functools.wraps(original)
+    def clip(parameters: Any, clip_value: float, *args: Any, **kwargs: Any) -> Any:
+        some = _tell_of_clipping("value", parameters, clip_value)
+        with _around(lambda each: each.writes()):
+            return original(some, clip_value, *args, **kwargs)
+
+    return clip
+
+
+def _tell_of_clipping(kind: str, parameters: Any, limit: float, norm: Any = None) -> list[torch.Tensor]:
+    some = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+    for each in list(_watchers):
+        each.clips(kind, some, float(limit), norm, _norm_type)
+    return some
+
+
+def _scaler_step(original: Function) -> Function:
+    @functools.wraps(original)
+    def step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        with _around(lambda each: each.scales(scaler, optimizer)):
+            return original(scaler, optimizer, *args, **kwargs)
+
+    return step
+
+
+def _scaler_unscale(original: Function) -> Function:
+    @functools.wraps(original)
+    def unscale_(scaler: Any, optimizer: Any) -> Any:
+        for each in list(_watchers):
+            each.unscales(optimizer)
+        with _around(lambda each: each.writes()):
+            return original(scaler, optimizer)
+
+    return unscale_
+
+
+def _asks(original: Function) -> Function:
+    @functools.wraps(original)
+    def ask(*args: Any, **kwargs: Any) -> Any:
+        asked(original.__name__)
+        return original(*args, **kwargs)
+
+    return ask
+
+
+_OF_SCALER = {"step": _scaler_step, "unscale_": _scaler_unscale}
+_WRAPPED: list[tuple[Function, Callable[[Function], Function]]] = [
+    (torch.autograd.backward, _backward),
+    (torch.autograd.grad, _grad),
+    (clip_grad._get_total_norm, _total_norm),
+    (clip_grad._clip_grads_with_norm_, _clip_norm),
+    (clip_grad.clip_grad_value_, _clip_value),
+]
+if distributed.is_available():
+    _WRAPPED += [(distributed.get_rank, _asks), (distributed.get_world_size, _asks)]
