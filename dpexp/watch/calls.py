@@ -27,7 +27,7 @@ from dpexp.data.rng import random_state, set_random_state
 from dpexp.record.journal import WATCH_STRATEGY
 from dpexp.strategies.modules import named_buffers, named_parameters, parts
 from dpexp.strategies.placed import full_output
-from dpexp.watch.graph import Walk, edges, left_in, mark, walk
+from dpexp.watch.graph import Walk, edges, mark, new_in, walk
 from dpexp.watch.hooks import Hook, RootHook
 
 
@@ -75,10 +75,11 @@ class RandomState(NamedTuple):
 class Call:
     """A call of a part of the model, or of a loss, as observed.
 
-    ``leaves`` are the outputs of the part, and what it has left in attributes at the paths ``left``; of a
-    loss they are its arguments that get a gradient. ``gradients`` are the loop's, by the place of the leaf;
-    without any, no backward has reached the call. ``backward`` is the number of the pass that reached it
-    first, ``losses`` are the places of the losses that lead to it, in the same window.
+    ``attributes`` are the plain ones of each part inside, such as ``training``; ``leaves`` are its outputs,
+    and what it has left in attributes at the paths ``left``. Those of a loss are its arguments. ``gradients``
+    are the loop's, by the place of the leaf; without any, no backward has reached the call. ``backward`` is
+    the number of the pass that reached it first, ``losses`` are the places of the losses that lead to it, in
+    the same window.
     """
 
     part: str
@@ -92,9 +93,11 @@ class Call:
     left: Sequence[str] = ()
     wanted: Sequence[bool] = ()
     gradients: Mapping[int, torch.Tensor] = field(default_factory=dict)
+    takes_inputs: bool = False
+    feeds_back: bool = False
     random: RandomState | None = None
     drawn: RandomState | None = None
-    modes: Mapping[str, bool] = field(default_factory=dict)
+    attributes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     buffers: Mapping[str, torch.Tensor] = field(default_factory=dict)
     function: Callable[..., Any] | None = None
     value: torch.Tensor | None = None
@@ -207,7 +210,7 @@ class LoopCalls:
         self.passes = 0
         """How many backward passes there were in this window."""
         self._noted: Sequence[Any] = ()
-        self.is_by_grad = self.is_edited = False
+        self.is_by_grad = self.is_edited = self.may_be_skipped = False
         self.hook = ""
         self._model, self._on_end, self._on_forward, self._has_ended = model, on_end, on_forward, False
         self._error, self._key = "", f"dpexp.watch {id(self)}"
@@ -385,10 +388,14 @@ class LoopCalls:
             devices.label(device or on),
             is_replica,
             time.perf_counter(),
+            takes_inputs=any(each.is_leaf and each.requires_grad for each in tensors.walk(inputs)),
+            feeds_back=any(each.grad_fn is not None for each in tensors.walk(inputs)),
             random=RandomState.now(kind),
-            modes={each.name: each.module.training for each in parts(module)},
+            attributes={each.name: _plain(each.module) for each in parts(module)},
             buffers={key: full(each).clone() for key, each in named_buffers(module).items()},
         )
+        if not is_replica:
+            new_in(module)
         return _Seen(call, range(_sequence(), 0), edges(inputs))
 
     def _see_inside(self, seen: _Seen) -> None:
@@ -405,12 +412,12 @@ class LoopCalls:
         self._drop_open()
         if not self._is_on:
             return
-        left = [] if seen.call.is_replica else list(left_in(module, self._key))
-        leaves = [*tensors.walk(outputs), *(each for _, each in left)]
+        left = {} if seen.call.is_replica else new_in(module, outputs)
+        leaves = [*tensors.walk(outputs), *left.values()]
         seen.call = replace(
             seen.call,
             leaves=[each.detach().clone() for each in leaves],
-            left=[path for path, _ in left],
+            left=list(left),
             drawn=RandomState.now(seen.call.autocast.kind),
         )
         seen.span = range(seen.span.start, _sequence())
@@ -513,9 +520,10 @@ class LoopCalls:
         if not (found.leaves or own or found.enters):
             return
         with self._lock:
-            if self._has_stepped:
+            if self._has_stepped or self._was_skipped():
                 self._begin_window()
         self.passes += 1
+        self.may_be_skipped = False
         self.is_by_grad |= self._pass == "grad"
         for seen, losses in found.calls.items():
             seen.losses |= losses - {None}
@@ -526,6 +534,10 @@ class LoopCalls:
             )
         if own:
             self._follow_parameters(own)
+
+    def _was_skipped(self) -> bool:
+        """Whether gradients were clipped after the last pass, and are gone: a step of a large norm."""
+        return self.may_be_skipped and all(each.grad is None for each in self._model.parameters())
 
     def _begin_inner(self, roots: Any) -> None:
         """A backward pass inside of one, as that of a reentrant checkpoint."""
@@ -563,6 +575,12 @@ class LoopCalls:
             known, found = seen.gradients.get(place), gradient.detach()
             seen.gradients[place] = found.clone() if known is None else known + found
             seen.backward = seen.backward or self.passes
+
+
+def _plain(module: nn.Module) -> dict[str, Any]:
+    """Attributes that are numbers or flags, which a loop may change, and a forward may count in."""
+    items = vars(module).items()
+    return {key: each for key, each in items if isinstance(each, bool | int | float) and key[:4] != "_is_"}
 
 
 def _sequence() -> int:

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from dpexp.config.words import plural
 from dpexp.verification.diagnosis.patterns import multiple
+from dpexp.watch.calls import full
 
 Gradients = Mapping[str, torch.Tensor]
 NORM = 3e-3
@@ -30,7 +30,7 @@ class Clip:
     the loop's, a tensor.
 
     It came after so many backward ``passes`` of its window, before gradients of GradScaler were unscaled if
-    it ``is_scaled``.
+    it ``is_scaled``. ``is_empty``: none of the parameters had a gradient.
     """
 
     kind: str
@@ -40,15 +40,18 @@ class Clip:
     norm_type: float
     passes: int
     is_scaled: bool
+    is_empty: bool = False
 
 
-def at_the_end(clips: Sequence[Clip], passes: int, own: Mapping[str, nn.Parameter]) -> list[Clip]:
-    """Those of parameters of the model, after all backward passes; groups that share one norm as one."""
+def effective(clips: Sequence[Clip], passes: int, own: Mapping[str, nn.Parameter]) -> list[Clip]:
+    """Those of parameters of the model, after all backward passes; groups that share one norm as one.
+
+    Without any, the last one that was misplaced: a single device clips at the end.
+    """
     ids = {id(each) for each in own.values()}
+    some = [each for each in clips if each.parameters & ids]
     found: list[Clip] = []
-    for each in clips:
-        if each.passes < passes or not each.parameters & ids:
-            continue
+    for each in [each for each in some if each.passes >= passes] or some[-1:]:
         if found and each.norm is not None and found[-1].norm is each.norm:
             found[-1] = replace(found[-1], parameters=found[-1].parameters | each.parameters)
         else:
@@ -57,11 +60,16 @@ def at_the_end(clips: Sequence[Clip], passes: int, own: Mapping[str, nn.Paramete
 
 
 def clipped(
-    clips: Sequence[Clip], expected: Gradients, found: Gradients, own: Mapping[str, nn.Parameter]
+    clips: Sequence[Clip],
+    passes: int,
+    expected: Gradients,
+    found: Gradients,
+    own: Mapping[str, nn.Parameter],
 ) -> tuple[dict[str, torch.Tensor], bool]:
     """The right gradients as they are clipped, and whether that changes them.
 
-    ``found`` are the loop's, ``own`` the model's parameters: all by name, full tensors of any shape.
+    ``found`` are the loop's, ``own`` the model's parameters: all by name, full tensors of any shape. Where
+    parameters of other models are clipped together with these, the norm is the loop's.
     """
     result, is_active = dict(expected), False
     for clip in clips:
@@ -71,7 +79,8 @@ def clipped(
             changed = {name: each.clamp(-clip.limit, clip.limit) for name, each in some.items()}
             is_active |= any(not torch.equal(changed[name], each) for name, each in some.items())
         else:
-            times = factor(clip, some)
+            is_whole = clip.parameters <= {id(each) for each in own.values()} or clip.passes < passes
+            times = factor(clip, some) if is_whole else _factor_of(clip.limit, float(full(clip.norm)))
             fitted = multiple({name: each for name, each in found.items() if name in some}, some)
             of_loop = fitted.factors[0] if fitted is not None else times
             is_active |= times < 1
@@ -84,8 +93,13 @@ def clipped(
 def factor(clip: Clip, gradients: Gradients) -> float:
     """By what a clip of the norm multiplies these gradients; 1 where it is not active."""
     norms = [float(torch.linalg.vector_norm(_wide(each), clip.norm_type)) for each in gradients.values()]
-    norm = float(torch.linalg.vector_norm(torch.tensor(norms, dtype=torch.float64), clip.norm_type))
-    return min(1.0, clip.limit / (norm + 1e-6)) if math.isfinite(norm) else math.nan
+    return _factor_of(
+        clip.limit, float(torch.linalg.vector_norm(torch.tensor(norms, dtype=torch.float64), clip.norm_type))
+    )
+
+
+def _factor_of(limit: float, norm: float) -> float:
+    return min(1.0, limit / (norm + 1e-6)) if math.isfinite(norm) else math.nan
 
 
 def stated(
@@ -119,16 +133,15 @@ def misplaced(
                 causes.append(
                     "it clips parameters that the model does not have any more: the layout replaced them"
                 )
+            if each.is_empty and not each.parameters & written:
+                causes.append("it clips parameters of another model, which have no gradient")
             continue
         if each.is_scaled:
             causes.append("it was clipped while it was still scaled (call scaler.unscale_ first)")
         if not each.passes:
             causes.append("it is clipped before backward, or after the step: nothing is left of it")
         elif each.passes < passes:
-            causes.append(
-                f"clipped before all micro-batches were in it (after {each.passes} of "
-                f"{plural(passes, 'backward pass')})"
-            )
+            causes.append("clipped before all micro-batches were in it")
     return list(dict.fromkeys(causes))
 
 

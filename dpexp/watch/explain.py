@@ -69,11 +69,13 @@ class Case:
 
     ``columns`` are what each backward pass of this rank should add, before clipping; ``total`` is their sum
     over all ranks. ``counted`` are the ranks whose calls count; ``residue`` is what the steps before have
-    left, and ``carried`` what passes before the step of another optimizer would add. These are ``sampled``.
-    ``clip`` is the limit of clipping at the end, or the user's; ``misplaced`` is what is wrong with the calls
-    that clip. ``limit`` is what is rounding. ``is_edited``: after the last pass the loop has written to
-    gradients by code of its own. ``is_by_grad``: they come from autograd.grad. ``hook`` is that of DDP's
-    communication. ``late`` are parameters that were made trainable after the watch began.
+    left, and ``carried`` what passes before the step of another optimizer would add, which went on to inputs
+    if they were ``is_for_others``. These are ``sampled``. ``clip`` is the limit of clipping
+    at the end, or the user's; ``misplaced`` is what is wrong with the calls that clip. ``limit`` is what is
+    rounding. ``scale`` is GradScaler's, ``passes`` how often backward was called. ``is_edited``: after the
+    last pass the loop has written to gradients by code of its own. ``is_by_grad``: they come from
+    autograd.grad. ``hook`` is that of DDP's communication, ``hooked`` are parameters with hooks that the
+    model as written had not, ``takes_inputs`` the passes of this rank whose calls' inputs get gradients.
     """
 
     ranks: LoopRanks
@@ -90,10 +92,14 @@ class Case:
     clip: Any
     misplaced: Sequence[str]
     is_scaled: bool
+    scale: float
+    passes: int
     is_edited: bool
     is_by_grad: bool
     hook: str
-    late: Sequence[str]
+    hooked: Sequence[str]
+    is_for_others: bool
+    takes_inputs: Sequence[int]
 
 
 def explain(case: Case) -> str:
@@ -128,6 +134,8 @@ def explain(case: Case) -> str:
     if (of_all := fitted(names)) is not None:
         return _with_clipping(case, of_all.cause())
     if any(ranks.all_gather(bool(carried))) and fitted(names, others=carried) is not None:
+        if all(ranks.all_gather(case.is_for_others)):
+            return "zero_grad is missing: gradients of a pass for another model's optimizer are in it"
         raise NotComparableError(
             "gradients from before the step of another optimizer are in it: if that is not meant, zero_grad "
             "is missing; else watch each optimizer's loop without the other"
@@ -146,10 +154,12 @@ def explain(case: Case) -> str:
         return "only some ranks have it"
     some = f"{len(wrong)} of {len(names)} parameters are wrong, '{wrong[-1]}' last"
     if (of_last := fitted([wrong[-1]], is_part=True)) is not None:
+        if not of_last.is_of_ranks:
+            _refuse_what_may_be_meant(case)
         return _with_clipping(case, f"{some}: {of_last.cause()}")
+    _refuse_what_may_be_meant(case)
     if case.misplaced:
         return f"{some}: {case.misplaced[0]}"
-    _refuse_what_may_be_meant(case)
     return (
         f"{some}: it is not a sum of what the calls should add: a hook changes it, or the layout computes "
         "another backward"
@@ -169,6 +179,10 @@ def _refuse_what_may_be_meant(case: Case) -> None:
             case.is_edited,
             "the loop changes gradients after backward by code of its own: state that as clip_norm=, a "
             "function of the parameters, or watch the loop without it",
+        ),
+        (
+            bool(case.hooked),
+            f"a hook of {listed(case.hooked)} may change its gradient: register it before dpexp.watch",
         ),
         (
             bool(case.hook),
@@ -216,11 +230,16 @@ class _Factors:
             times = sum(everywhere) / len(everywhere)
             if not (causes and abs(times - 1) < SAME):
                 causes.append(self._of_scale(times))
-        elif any(self._differ(max(of_call), min(of_call)) for of_call in zip(*self.by_rank, strict=True)):
+        elif self.is_of_ranks:
             causes += self._of_ranks()
         else:
             causes.append(self._of_calls(self.by_rank[0]))
         return " and ".join(filter(None, causes))
+
+    @property
+    def is_of_ranks(self) -> bool:
+        """Whether ranks have other factors of one pass."""
+        return any(self._differ(max(of_pass), min(of_pass)) for of_pass in zip(*self.by_rank, strict=True))
 
     def _differ(self, first: float, second: float) -> bool:
         return abs(first - second) > SAME * self.most
@@ -233,6 +252,8 @@ class _Factors:
             own = [each for (owner, _), each in pairs if owner == rank]
             has = {number for (owner, number), each in pairs if owner == rank and self._differ(each, 0)}
             if missed := sorted(lacks & has):
+                if self.case.hook:
+                    _refuse_what_may_be_meant(self.case)
                 if self.micro == 1 or len(missed) == self.micro:
                     return [self._own_rows_only(rank), *self._of_own(own)]
                 return [f"no_sync was left on {_passes(missed, self.micro)}, so ranks differ"]
@@ -244,26 +265,27 @@ class _Factors:
     def _own_rows_only(self, rank: int) -> str:
         if self.case.is_by_grad:
             why = "torch.autograd.grad takes them, which DistributedDataParallel does not see"
-        elif self.case.late:
-            late = listed(self.case.late)
-            why = f"{late} became trainable after the watch began, and may be unknown to the wrapper"
+        elif self.is_part:
+            why = "they were added or made trainable after the wrapper, or an all_reduce leaves them out"
         else:
             why = (
                 "no_sync on every backward pass, a missing all_reduce, the model was called without its "
-                "wrapper, or parameters were added or made trainable after it"
+                "wrapper, or these parameters were added or made trainable after it"
             )
         what = f"rank {rank} has the gradients of its own rows only"
         return f"ranks differ: {what}, they are not synchronized ({why})"
 
     def _of_own(self, factors: Sequence[float]) -> list[str]:
         """What is wrong besides with a rank's own gradients: alone they are those of its mean."""
-        if max(factors) - min(factors) > 5 * FITS * self.most or self.micro == 1:
-            return []
-        times = sum(factors) / len(factors) / self.size
-        is_undivided = abs(times / self.micro - 1) < SAME
-        return [
-            f"the loss of each of {self.micro} micro-batches is not divided by {self.micro}"
-        ] * is_undivided
+        if self.case.weighed.cause:
+            return [self.case.weighed.cause]
+        return self._scalings(sum(factors) / len(factors) / self.size, 1)[:1]
+
+    def _scalings(self, times: float, size: int) -> list[str]:
+        """The usual errors over so many ranks, and this rank's passes, that scale by this."""
+        known = scalings(size, "rank", self.micro).items()
+        fitting = [cause for cause, value in known if abs(times / value - 1) < SAME]
+        return [cause for cause in fitting if size > 1 or "1 rank" not in cause]
 
     def _of_calls(self, factors: Sequence[float]) -> str:
         """Where passes have other weights, on all ranks the same."""
@@ -272,10 +294,17 @@ class _Factors:
             for number in range(self.micro)
         ]
         gone = [n for n, some in enumerate(by_number) if not any(self._differ(each, 0) for each in some)]
+        if gone and set(gone) <= set(self.case.takes_inputs):
+            raise NotComparableError(
+                f"{_passes(gone, self.micro)} are not in it, whose inputs get gradients: if these are meant, "
+                "as for adversarial examples, take them by torch.autograd.grad"
+            )
         if gone:
             return f"{_passes(gone, self.micro)} are not in it: zero_grad between them, or not synchronized"
         if self.case.misplaced:
             return ""
+        if not self.case.weighed.cause:
+            _refuse_what_may_be_meant(self.case)
         *before, last = [sum(some) / len(some) for some in by_number]
         is_last_right = abs(last * self.kept - 1) < 5 * SAME
         if self.case.clip is not None and is_last_right and all(each < 0.99 * last for each in before):
@@ -300,14 +329,16 @@ class _Factors:
             return ""
         if self.kept < 1 - FITS and abs(times * self.kept - 1) < SAME:
             return f"it is not clipped to {self.case.clip} when the optimizer steps"
-        fitting = [
-            cause for cause, value in scalings(size, "rank", micro).items() if abs(times / value - 1) < SAME
-        ]
+        fitting = self._scalings(times, size)
         if self.is_part and not fitting:
             _refuse_what_may_be_meant(self.case)
             return f"it is {times:.4g} times as large as it should be: a hook or the loop scales it"
         divisor = micro / times if times else math.inf
         is_whole = 1.5 < divisor < MOST_DIVISOR and abs(divisor - round(divisor)) < SAME * divisor
+        if self.case.passes > micro and abs(times * micro / self.case.passes - 1) < SAME:
+            fitting.append(f"backward was called {self.case.passes} times for {plural(micro, 'loss')}")
+        if not fitting:
+            _refuse_what_may_be_meant(self.case)
         if is_whole and round(divisor) != micro and self.case.clip is None:
             fitting.append(f"{plural(micro, 'micro-batch')} divided by {round(divisor)}")
         cause = " or ".join(fitting) or self._of_any_scale(times)
@@ -321,6 +352,8 @@ class _Factors:
 
         Raises NotComparableError where that may be meant.
         """
+        if self.case.scale != 1 and abs(times / self.case.scale - 1) < SAME:
+            return "they are still scaled: step through GradScaler.step, or unscale them"
         clip, norm = self.case.clip, _norm(self.case.found)
         alone = _norm(self.case.right)
         if isinstance(clip, int | float) and alone < clip and abs(norm / clip - 1) < SAME:

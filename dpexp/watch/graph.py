@@ -10,7 +10,7 @@ parameters directly, and a tensor that the loop has taken from inside a forward 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +22,8 @@ from dpexp import tensors
 Node = Any
 """A function of autograd."""
 _NOT_KEPT = ("_parameters", "_buffers", "_modules")
+_KNOWN = "dpexp.watch known"
+"""That of the marks of tensors that are outputs, or were seen in attributes."""
 
 
 def mark(tensor: torch.Tensor, key: str, value: Any) -> None:
@@ -100,21 +102,20 @@ def walk(
     return found
 
 
-def left_in(module: nn.Module, key: str) -> Iterator[tuple[str, torch.Tensor]]:
-    """(path, tensor) of what a forward has left in attributes of the module and its parts, as some keep an
-    auxiliary loss: tensors with a gradient that have no mark yet.
+def new_in(module: nn.Module, outputs: Any = ()) -> dict[str, torch.Tensor]:
+    """What a forward has left in attributes of the module and its parts, as some keep an auxiliary loss: by
+    path the tensors with a gradient that were not there at the last call, and are no ``outputs``.
     """
+    for each in tensors.walk(outputs):
+        mark(each, _KNOWN, True)
+    found = {}
     for name, part in module.named_modules():
         for attribute, value in vars(part).items():
-            if isinstance(value, torch.Tensor | list | tuple | dict) and attribute not in _NOT_KEPT:
-                yield from _unmarked(f"{name}.{attribute}", value, key)
-
-
-def _unmarked(path: str, value: Any, key: str) -> Iterator[tuple[str, torch.Tensor]]:
-    new: Iterable[torch.Tensor] = (
-        each
-        for each in tensors.walk(value)
-        if each.grad_fn is not None and each.output_nr not in marks(each.grad_fn, key)
-    )
-    for place, each in enumerate(new):
-        yield f"{path}[{place}]", each
+            if not isinstance(value, torch.Tensor | list | tuple | dict) or attribute in _NOT_KEPT:
+                continue
+            some = (each for each in tensors.walk(value) if each.grad_fn is not None)
+            new = [each for each in some if each.output_nr not in marks(each.grad_fn, _KNOWN)]
+            for place, each in enumerate(new):
+                mark(each, _KNOWN, True)
+                found[f"{name}.{attribute}[{place}]"] = each
+    return found

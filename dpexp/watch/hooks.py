@@ -66,6 +66,9 @@ class Watcher(Protocol):
     def writes(self) -> AbstractContextManager[None]:
         """Around a function of PyTorch that writes to gradients."""
 
+    def is_scaling(self, scaler: Any) -> None:
+        """``GradScaler.scale`` is called."""
+
     def unscales(self, optimizer: torch.optim.Optimizer) -> None:
         """``GradScaler.unscale_`` is called for it."""
 
@@ -98,7 +101,7 @@ def begin(watcher: Watcher) -> None:
         _handle = replaced({old: wrap(old) for old, wrap in _WRAPPED})
         for name, wrap in _OF_SCALER.items():
             setattr(torch.amp.GradScaler, name, wrap(_SCALER[name]))
-        nn.Module.__getstate__ = _state_without_hooks  # type: ignore[method-assign]
+        nn.Module.__getstate__ = _state_without_hooks(_getstate)  # type: ignore[method-assign]
 
 
 def end(watcher: Watcher) -> None:
@@ -110,14 +113,15 @@ def end(watcher: Watcher) -> None:
         _handle = None
         for name, original in _SCALER.items():
             setattr(torch.amp.GradScaler, name, original)
-        del nn.Module.__getstate__
+        nn.Module.__getstate__ = _getstate  # type: ignore[method-assign]
 
 
 _watchers: weakref.WeakSet[Any] = weakref.WeakSet()
 _handle: Replaced | None = None
 _norm_type = 2.0
 """That of the latest norm of gradients."""
-_SCALER = {name: getattr(torch.amp.GradScaler, name) for name in ("step", "unscale_")}
+_SCALER = {name: getattr(torch.amp.GradScaler, name) for name in ("step", "unscale_", "scale")}
+_getstate = nn.Module.__getstate__
 
 
 def _exchange(by_id: Mapping[int, Function]) -> None:
@@ -128,9 +132,16 @@ def _exchange(by_id: Mapping[int, Function]) -> None:
                 names[key] = by_id[id(value)]
 
 
-def _state_without_hooks(module: nn.Module) -> dict[str, Any]:
+def _state_without_hooks(original: Function) -> Function:
     """What is copied or saved of a module."""
-    state = dict(vars(module))
+
+    def getstate(module: nn.Module) -> Any:
+        return _without_hooks(dict(original(module)))
+
+    return getstate
+
+
+def _without_hooks(state: dict[str, Any]) -> dict[str, Any]:
     for kind in ("_forward_pre_hooks", "_forward_hooks"):
         ours = {key for key, each in state.get(kind, {}).items() if isinstance(each, Hook)}
         for name in (kind, f"{kind}_with_kwargs", f"{kind}_always_called") if ours else ():
@@ -243,7 +254,18 @@ def _asks(original: Function) -> Function:
     return ask
 
 
-_OF_SCALER = {"step": _scaler_step, "unscale_": _scaler_unscale}
+def _scaler_scale(original: Function) -> Function:
+    @functools.wraps(original)
+    def scale(scaler: Any, outputs: Any) -> Any:
+        scaled = original(scaler, outputs)
+        for each in list(_watchers):
+            each.is_scaling(scaler)
+        return scaled
+
+    return scale
+
+
+_OF_SCALER = {"step": _scaler_step, "unscale_": _scaler_unscale, "scale": _scaler_scale}
 _WRAPPED: list[tuple[Function, Callable[[Function], Function]]] = [
     (torch.autograd.backward, _backward),
     (torch.autograd.grad, _grad),

@@ -44,6 +44,7 @@ from dpexp.watch.step import (
 )
 
 _on: weakref.WeakSet[WatchedLoop] = weakref.WeakSet()
+MOST_CLOSED = 8
 
 
 @dataclass
@@ -53,7 +54,7 @@ class Seen:
     clips: list[Clip] = field(default_factory=list)
     is_unscaled: bool = False
     is_scaled: bool = False
-    carried: list[Window] = field(default_factory=list)
+    scaler: Any = None
 
 
 class WatchedLoop:
@@ -87,6 +88,10 @@ class WatchedLoop:
         self._was_clipped = self._may_be_skipped = False
         self._errors = dict[str, Difference]()
         self._handles: list[Any] = []
+        self._last: Any = None
+        self._is_of_a_copy = False
+        self._closed: dict[int, Window] = {}
+        self._last_step: dict[int, int] = {}
         self.done = True
         self._observe()
 
@@ -174,6 +179,12 @@ class WatchedLoop:
             register_optimizer_step_post_hook(self._after_step),
         ]
         self._calls.observe()
+        left = {
+            name: full(each.grad)
+            for name, each in named_parameters(self._model).items()
+            if each.grad is not None
+        }
+        self._residue = sampled(left)
         _on.add(self)
         hooks.begin(self)
 
@@ -184,13 +195,13 @@ class WatchedLoop:
         self.done = True
         self._conclude()
         self._calls.end()
-        hooks.end(self)
         _on.discard(self)
         self._replay.release()
         self._step, self._stepped, self._residue, self._seen = None, None, {}, Seen()
 
     def _remove(self) -> None:
         self._calls.remove_hooks()
+        hooks.end(self)
         for handle in self._handles:
             handle.remove()
         self._handles = []
@@ -213,8 +224,14 @@ class WatchedLoop:
         """Gradients of these are clipped now."""
         if not self._is_idle:
             some, passes = frozenset(map(id, parameters)), self._calls.passes_so_far
-            seen = Clip(kind, some, limit, norm, norm_type, passes, not self._seen.is_unscaled)
+            is_empty = all(each.grad is None for each in parameters)
+            seen = Clip(kind, some, limit, norm, norm_type, passes, not self._seen.is_unscaled, is_empty)
             self._seen.clips.append(seen)
+            self._calls.may_be_skipped |= bool(some & {id(each) for each in self._model.parameters()})
+
+    def is_scaling(self, scaler: Any) -> None:
+        """``GradScaler.scale`` is called."""
+        self._seen.scaler = scaler
 
     def unscales(self, optimizer: torch.optim.Optimizer) -> None:
         """``GradScaler.unscale_`` is called for it."""
@@ -252,9 +269,16 @@ class WatchedLoop:
         if not held:
             self._other_steps += 1
             self._guard(lambda: self._check_others(optimizer))
+            shapes = [tuple(each.shape) for group in optimizer.param_groups for each in group["params"]]
+            own = [tuple(each.shape) for each in self._model.parameters()]
+            self._is_of_a_copy |= sorted(shapes) == sorted(own)
             return None
         if not any(callable(each) for each in (*args, *kwargs.values())):
-            self._guard(lambda: self._begin(optimizer, held))
+            begin: Callable[..., None] = lambda *_: self._guard(lambda: self._begin(optimizer, held))  # noqa: E731
+            if optimizer._optimizer_step_pre_hooks:  # which may clip, and come after those of all optimizers
+                self._last = optimizer.register_step_pre_hook(begin)
+            else:
+                begin()
             return None
 
         def of(value: Any) -> Any:
@@ -289,13 +313,32 @@ class WatchedLoop:
             return
         self._stepping = None
         stepped, held = self._stepped, held_by(optimizer, self._model)
+        if self._last is not None:
+            self._last.remove()
+            self._last = None
         if held:
             self._seen = Seen()
-        elif (window := self._calls.window).calls:
-            self._seen.carried.append(window)
-        self._calls.end_window()
+        self._close_window(optimizer, held)
         if stepped is not None and held:
             self._guard(lambda: self._complete(optimizer, held, stepped))
+
+    def _close_window(self, optimizer: torch.optim.Optimizer, held: Mapping[str, nn.Parameter]) -> None:
+        """Keep the window if parameters of the model are left, whose gradients may still have it."""
+        number = self._calls.windows
+        trained = {name for name, each in named_parameters(self._model).items() if each.requires_grad}
+        if trained <= held.keys():
+            self._closed = {}
+        elif number not in self._closed:
+            self._closed = dict([*self._closed.items(), (number, self._calls.window)][-MOST_CLOSED:])
+        self._last_step[id(optimizer)] = number
+        self._calls.end_window()
+
+    def _carried_to(self, optimizer: torch.optim.Optimizer) -> Window:
+        """The calls since its last step, in windows that the steps of others have closed."""
+        since = range(self._last_step.get(id(optimizer), 0) + 1, self._calls.windows)
+        return Window(
+            [call for number, each in self._closed.items() if number in since for call in each.calls]
+        )
 
     def _forget_step(self) -> None:
         """A step that has raised is over when the model is called again: its gradients are used up."""
@@ -318,7 +361,7 @@ class WatchedLoop:
         self._done_in_window.add(optimizer)
         sides, judge = self._sides(self._ranks, self._step.number)
         self._stepped = compare_gradients(
-            sides, judge, self._observed(), self._step, optimizer, held, is_first
+            sides, judge, self._observed(optimizer), self._step, optimizer, held, is_first
         )
         self._was_clipped |= self._stepped.was_clipped
         of_both = (self._step.sums, self._stepped.found)
@@ -328,26 +371,21 @@ class WatchedLoop:
         sides = Sides(self._model, self._replay, self._options, ranks)
         return sides, Judge(number, ranks, self._errors, self.warnings)
 
-    def _observed(self) -> Observed:
+    def _observed(self, optimizer: torch.optim.Optimizer) -> Observed:
         calls, seen = self._calls, self._seen
         calls.note_edits()
-        now = named_parameters(self._model)
         written = frozenset(id(each) for each in self._written)
         return Observed(
             calls.window,
             calls.passes,
             [each if seen.is_scaled else replace(each, is_scaled=False) for each in seen.clips],
             self._residue,
-            Window([call for window in seen.carried for call in window.calls]),
+            self._carried_to(optimizer),
             seen.is_scaled,
+            seen.scaler.get_scale() if seen.scaler is not None and seen.scaler.is_enabled() else 1.0,
             calls.is_edited,
             calls.is_by_grad,
             calls.hook,
-            [
-                name
-                for name, was in self._trained.items()
-                if name in now and now[name].requires_grad and not was
-            ],
             written,
         )
 
@@ -383,7 +421,7 @@ class WatchedLoop:
         ranks = self._ranks
         ranks.meet()
         ranks.together(self._calls.check)
-        observed = self._observed()
+        observed = self._observed(optimizer)
         if not self.steps:
             self._check_initial(ranks)
             rows = shapes(observed.window.calls)
@@ -463,7 +501,9 @@ class WatchedLoop:
                 what = (
                     f"{plural(self._other_steps, 'step')} of optimizers that hold no parameter of the model"
                 )
-                self.findings.append(LoopFinding(1, "optimizer", what, "it trains nothing of this model"))
+                if self._is_of_a_copy and not self._has_changed:
+                    self.findings.append(LoopFinding(1, "optimizer", what, "it trains nothing of this model"))
+                self.note = f"{what}: watch the model whose parameters torch.optim holds"
             else:
                 self.note = (
                     f"{plural(self._calls.count, 'call')} of the model and no step of its optimizer: "
@@ -473,6 +513,16 @@ class WatchedLoop:
         if isinstance(clip_norm, int | float) and self.steps and not self._was_clipped:
             self.warnings["no gradient was larger than clip_norm: clipping was not compared"] = None
         self._recording.verified(self._verification())
+
+    @property
+    def _has_changed(self) -> bool:
+        """Whether parameters are others than when the watch began, before any step is compared."""
+        now, before = named_parameters(self._model), self._replay.parameters
+        if now.keys() != before.keys() or any(
+            each.is_meta or hasattr(now[name], "placements") for name, each in before.items()
+        ):
+            return True
+        return any(not torch.equal(each, now[name].detach().to(each)) for name, each in before.items())
 
     def _warn_of_untrained(self) -> None:
         """Name parameters that no step trains, and those that became trainable, or ceased to be, after the

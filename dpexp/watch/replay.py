@@ -25,11 +25,9 @@ from dpexp.verification.compare import Limits
 from dpexp.verification.own_steps import base_tolerance
 from dpexp.verification.rounding import OtherwiseRounded
 from dpexp.watch.calls import Call, RandomState
-from dpexp.watch.graph import left_in, mark
+from dpexp.watch.graph import new_in
 
 Gradients = dict[str, torch.Tensor]
-_KEY = "dpexp.watch replay"
-"""That of the marks in the graph of a single device."""
 
 HAS_STATE = (
     "a call of the model cannot be repeated: it has a state that is not a buffer (a counter, a cache, a "
@@ -123,16 +121,18 @@ class Replay:
             each.data = each.data.new_empty(0)
 
     def outputs(self, call: Call, draw: int | None = None) -> list[torch.Tensor]:
-        """Repeat a call: the tensors among its outputs, of any shape, in order, and what it leaves."""
+        """Repeat a call: the tensors among its outputs, of any shape, in order, and what it leaves.
+
+        Raises NotComparableError where it leaves something else.
+        """
         with self._repeating(call, draw) as (part, (args, kwargs)):
+            new_in(part)
             outputs = list(tensors.walk(part(*args, **kwargs)))
-        if torch.is_grad_enabled():
-            for each in outputs:
-                mark(each, _KEY, True)
-            left = dict(left_in(part, _KEY))
-            for each in left.values():
-                mark(each, _KEY, True)
-            outputs += [left[path] for path in call.left if path in left]
+        if torch.is_grad_enabled() and call.left:
+            left = new_in(part, outputs)
+            if missing := [path for path in call.left if path not in left]:
+                raise NotComparableError(f"{HAS_STATE} ({missing[0]} is not there again)")
+            outputs += [left[path] for path in call.left]
         return outputs
 
     def draws_alike(self, call: Call) -> bool:
@@ -174,8 +174,13 @@ class Replay:
         }
 
     def scalar(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """The loss among the outputs of the model in eval mode, a scalar."""
-        outputs = tensors.walk(self._model.eval()(*args, **kwargs))
+        """The loss among the outputs of the model, a scalar: in eval mode, if it has one there."""
+        try:
+            outputs = list(tensors.walk(self._model.eval()(*args, **kwargs)))
+        except Exception:  # a detector needs no targets there
+            outputs = []
+        if not any(each.dim() == 0 for each in outputs):
+            outputs = list(tensors.walk(self._model.train()(*args, **kwargs)))
         return next(each for each in outputs if each.dim() == 0)
 
     def on_host(self) -> Replay:
@@ -193,7 +198,7 @@ class Replay:
         if called is None:
             raise NotComparableError(f"'{call.part}', which the loop calls, is not in the model as written")
         for part in parts(called):
-            part.module.training = call.modes.get(part.name, part.module.training)
+            vars(part.module).update(call.attributes.get(part.name, {}))
             for key, buffer in part.module._buffers.items():
                 kept = call.buffers.get(child_name(part.name, key))
                 if buffer is not None and kept is not None:

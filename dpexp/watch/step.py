@@ -18,6 +18,7 @@ from torch import nn
 
 from dpexp import tensors
 from dpexp.config.errors import NotComparableError
+from dpexp.copies import hooked_parameters
 from dpexp.data.averages import ROWS, count
 from dpexp.strategies.modules import named_parameters
 from dpexp.verification.alone import collectives
@@ -50,10 +51,10 @@ class Observed:
     residue: Tensors | None = None
     carried: Window = field(default_factory=Window)
     is_scaled: bool = False
+    scale: float = 1.0
     is_edited: bool = False
     is_by_grad: bool = False
     hook: str = ""
-    late: Sequence[str] = ()
     written: frozenset[int] = frozenset()
 
 
@@ -195,6 +196,13 @@ def _check_outputs(sides: Sides, judge: Judge, window: Window, parameters: Tenso
     )
     if failed is None:
         return narrowest.limits
+    others = {name.partition(" output")[0] for name in found} - {failed.tensor.partition(" output")[0]}
+    near = [name for name, each in found.items() if torch.allclose(each, right[name].to(each), 1e-3, 1e-5)]
+    if any(ranks.all_gather(any(name.partition(" output")[0] in others for name in near))):
+        raise NotComparableError(
+            f"{failed.tensor} differs, and other calls of this step are right: parameters or settings change "
+            "between its calls"
+        )
     again = ranks.together(outputs)
     if any(ranks.all_gather(any(not torch.equal(again[name], each) for name, each in right.items()))):
         raise NotComparableError(HAS_STATE)
@@ -305,7 +313,8 @@ def compare_gradients(
         parameters = {name: full(each).clone() for name, each in held.items()}
     before = update.Before.of(optimizer, held, parameters)
 
-    clips = clipping.at_the_end(observed.clips, observed.passes, held)
+    own = named_parameters(sides.model)
+    clips = clipping.effective(observed.clips, observed.passes, own) or _of_another(observed, own)
     limits = ranks.all_gather([each.limit for each in clips])
     if len(limits[0]) == len(clips):  # a rank that clips to another limit is wrong
         clips = [replace(each, limit=limit) for each, limit in zip(clips, limits[0], strict=True)]
@@ -314,13 +323,13 @@ def compare_gradients(
     def right(sums: Tensors) -> tuple[dict[str, torch.Tensor], bool]:
         scaled = {name: each * times for name, each in sums.items()} if times != 1 else dict(sums)
         if clips:
-            made, is_active = clipping.clipped(clips, scaled, found, held)
+            made, is_active = clipping.clipped(clips, observed.passes, scaled, found, own)
         elif sides.options.clip_norm is not None:
             made, is_active = clipping.stated(sides.options.clip_norm, scaled)
         else:
             made, is_active = scaled, False
-        own = {name: each for name, each in made.items() if name in held}
-        return {name: each for name, each in own.items() if name in found or each.any()}, is_active
+        some = {name: each for name, each in made.items() if name in held}
+        return {name: each for name, each in some.items() if name in found or each.any()}, is_active
 
     wanted, is_active = right(step.sums)
     _check_finite_sums(ranks, found, wanted)
@@ -354,14 +363,32 @@ def compare_gradients(
         limit=step.limits.tolerance,
         weighed=weighed,
         clip=sides.options.clip_norm if not clips else clips[-1].limit,
-        misplaced=clipping.misplaced(observed.clips, observed.passes, held, observed.written),
+        misplaced=clipping.misplaced(observed.clips, observed.passes, own, observed.written),
         is_scaled=observed.is_scaled,
+        scale=observed.scale,
+        passes=observed.passes,
         is_edited=observed.is_edited,
         is_by_grad=observed.is_by_grad,
         hook=observed.hook,
-        late=[name for name in observed.late if name in held],
+        hooked=[name for name in hooked_parameters(sides.model) if name in held],
+        is_for_others=all(each.feeds_back for each in observed.carried.calls),
+        takes_inputs=_taking_inputs(step.window),
     )
     judge.fail("gradients", f"of '{failed.tensor}' differ by {failed.error:.1e}", explain(case), failed)
+
+
+def _of_another(observed: Observed, own: Mapping[str, nn.Parameter]) -> list[Clip]:
+    """A clip of parameters without gradients, which are another model's, as that of this model's."""
+    some = [each for each in observed.clips if each.is_empty or each.parameters & observed.written]
+    return [replace(each, parameters=frozenset(map(id, own.values())), passes=-1) for each in some[-1:]]
+
+
+def _taking_inputs(window: Window) -> list[int]:
+    """The passes, from 0, in which every call has inputs that get gradients."""
+    by_pass: dict[int, list[bool]] = {}
+    for call in window.calls:
+        by_pass.setdefault(call.backward, []).append(call.takes_inputs)
+    return [place for place, number in enumerate(sorted(by_pass)) if all(by_pass[number])]
 
 
 def _times(step: Step, observed: Observed, found: Tensors, held: Mapping[str, nn.Parameter]) -> float:

@@ -21,11 +21,12 @@ _PLAIN = (int, float, str, tuple, torch.dtype, type(None))
 
 @dataclass(frozen=True)
 class Before:
-    """What an optimizer is about to step from: full tensors by name, and its parameter groups."""
+    """What an optimizer is about to step from: full tensors by name, its parameter groups, its attributes."""
 
     parameters: Mapping[str, torch.Tensor]
     state: OptimizerState
     groups: Sequence[Mapping[str, Any]]
+    attributes: Mapping[str, Any]
 
     @classmethod
     def of(
@@ -36,7 +37,7 @@ class Before:
             {key: each if key == "params" else copy.deepcopy(each) for key, each in group.items()}
             for group in optimizer.param_groups
         ]
-        return cls(parameters, state_of(optimizer, held), groups)
+        return cls(parameters, state_of(optimizer, held), groups, dict(vars(optimizer)))
 
 
 def state_of(optimizer: torch.optim.Optimizer, held: Mapping[str, nn.Parameter]) -> OptimizerState:
@@ -65,7 +66,7 @@ def updated(
     own = {name: nn.Parameter(each.clone()) for name, each in before.parameters.items()}
     for name, each in own.items():
         each.grad = gradients[name].clone() if name in gradients else None
-    equal = _copy_without_hooks(optimizer)
+    equal = _copy_without_hooks(optimizer, before.attributes)
     by_id = {id(each): own[name] for name, each in held.items()}
     members = [[by_id[id(each)] for each in group["params"] if id(each) in by_id] for group in before.groups]
     equal.param_groups = [
@@ -81,10 +82,10 @@ def updated(
     return {name: each.detach() for name, each in own.items()}
 
 
-def _copy_without_hooks(optimizer: torch.optim.Optimizer) -> Any:
-    """One like it. The loop's gradients are not scaled any more."""
+def _copy_without_hooks(optimizer: torch.optim.Optimizer, attributes: Mapping[str, Any]) -> Any:
+    """One like it, with these attributes. The loop's gradients are not scaled any more."""
     equal: Any = copy.copy(optimizer)
-    for key, value in vars(optimizer).items():
+    for key, value in attributes.items():
         if key in vars(equal) or key in ("step", "grad_scale", "found_inf"):
             continue
         if not isinstance(value, _PLAIN):

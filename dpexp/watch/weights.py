@@ -31,6 +31,8 @@ from dpexp.watch.replay import Replay
 
 APART = 1e-4
 """A gradient so far from every multiple of another has another direction."""
+FEW = 4
+"""So few targets may be the same number by chance."""
 DRIFT = 0.02
 """Nobody writes coefficients that are nearer to each other."""
 STATE_WEIGHT = "state weight=, a function of the loss's arguments (of the model's where the loss is inside)"
@@ -91,10 +93,8 @@ class Weighing:
 
         Every rank must call this. Raises NotComparableError.
         """
-        keys = _keys(losses)
-        by_rank = self._ranks.all_gather(
-            [(each.backward, key) for each, key in zip(losses, keys, strict=True)]
-        )
+        together, keys = _objectives(window, losses)
+        by_rank = self._ranks.all_gather(list(zip(together, keys, strict=True)))
         chosen = [pair for rank in self._chosen for pair in by_rank[rank]]
         of_passes = {
             frozenset(key for number, key in by_rank[rank] if number == which)
@@ -177,6 +177,7 @@ class Weighing:
             expected = self._gradients(own, counted.shares)
             fits = [_factor(*pair) for pair in zip(own, expected, strict=True)]
             factors, apart = [factor for factor, _ in fits], max((far for _, far in fits), default=0.0)
+            factors, apart, counted = self._confirmed(own, factors, apart, counted)
         by_rank = ranks.all_gather((factors, apart))
         known = [each for of_rank, _ in by_rank for each in of_rank if math.isfinite(each) and each]
         like = known[0] if known else 1.0  # a loss without a gradient has the factor of the others
@@ -186,6 +187,32 @@ class Weighing:
         everywhere = [each for rank in self._chosen for each in whole[rank]]
         cause = self._cause(own, whole, counted)
         return Term(places, whole[ranks.rank], everywhere, counted, cause, max(far for _, far in by_rank))
+
+    def _confirmed(
+        self, own: Sequence[Call], factors: list[float], apart: float, counted: Counted
+    ) -> tuple[list[float], float, Counted]:
+        """Where factors differ by a rule that was measured on each call alone, those by the rows of all calls
+        together, if these can be joined; and what each call counts in these, where no rule says it.
+        """
+        is_measured = self._weight is None and not counted.is_free
+        unlike = not are_alike(
+            [each for of_rank in self._ranks.all_gather(factors) for each in of_rank], 1e-3
+        )
+        if not is_measured or not unlike:
+            return factors, apart, counted
+        try:
+            joined = self._gradients(own, None)
+            alone = self._gradients(own, [1.0] * len(own))
+        except NotComparableError:
+            return factors, apart, counted
+        fits = [_factor(*pair) for pair in zip(own, joined, strict=True)]
+        shares = [multiple(one, all_) for one, all_ in zip(joined, alone, strict=True)]
+        if any(self._ranks.all_gather(any(each is None for each in shares))):
+            return factors, apart, counted
+        found = [each.factors[0] for each in shares if each is not None]
+        far = max((each for _, each in fits), default=0.0)
+        rule = counted.rule if counted.shares is not None else "weights"
+        return [factor for factor, _ in fits], far, Counted(found, rule)
 
     def _cause(self, own: Sequence[Call], factors: Sequence[Sequence[float]], counted: Counted) -> str:
         """Which known rule the loop follows where a single device follows another; empty if none."""
@@ -320,15 +347,39 @@ def loss_of_all_rows(
     return sum(found) if any(known for known, _ in by_rank) else sum(found) / max(1, len(found))
 
 
-def _keys(losses: Sequence[Call]) -> list[str]:
-    """Which term of its backward pass each loss is: of one function the first, the second, ..."""
+def _objectives(window: Window, losses: Sequence[Call]) -> tuple[list[int], list[str]]:
+    """For each loss the first one of the same objective, and which term of it this is.
+
+    Of one objective are losses of one backward pass, and those that one call of the model leads to. A term is
+    the first, the second, ... loss of a function, or that with targets of one number, as those of a GAN.
+    """
+    first = list(range(len(losses)))
+
+    def join(places: Sequence[int]) -> None:
+        some = {first[place] for place in places}
+        first[:] = [min(some) if each in some else each for each in first]
+
+    for number in {each.backward for each in losses}:
+        join([place for place, each in enumerate(losses) if each.backward == number])
+    for call in window.calls if losses is not window.calls else ():
+        if call.losses:
+            join(call.losses)
     before: Counter[Any] = Counter()
-    found = []
-    for each in losses:
+    keys = []
+    for number, each in zip(first, losses, strict=True):
         name = getattr(each.function, "__name__", type(each.function).__name__)
-        before[each.backward, name] += 1
-        found.append(f"{name} {before[each.backward, name]}")
-    return found
+        before[number, name] += 1
+        keys.append(f"{name} {before[number, name]}{_constant(each)}")
+    return first, keys
+
+
+def _constant(call: Call) -> str:
+    """The number that all targets of a loss are, if it is one."""
+    pairs = zip(tensors.walk(call.inputs), call.wanted, strict=False)
+    targets = [each for each, wanted in pairs if not wanted and each.numel() >= FEW]
+    return "".join(
+        f" of {float(each.flatten()[0]):g}" for each in targets if bool((each == each.flatten()[0]).all())
+    )
 
 
 def _value_of(call: Call) -> float:
