@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import copy
 import itertools
+import sys
 import threading
 import time
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -29,6 +31,9 @@ from dpexp.strategies.modules import named_buffers, named_parameters, parts
 from dpexp.strategies.placed import full_output
 from dpexp.watch.graph import Walk, edges, mark, new_in, walk
 from dpexp.watch.hooks import Hook, RootHook
+
+DEPTH = 30
+"""So many functions that call each other tell where in the program a loss is called."""
 
 
 class Autocast(NamedTuple):
@@ -76,7 +81,8 @@ class Call:
     """A call of a part of the model, or of a loss, as observed.
 
     ``attributes`` are the plain ones of each part inside, such as ``training``; ``leaves`` are its outputs,
-    and what it has left in attributes at the paths ``left``. Those of a loss are its arguments. ``gradients``
+    and what it has left in attributes at the paths ``left``. Those of a loss are its arguments, and ``site``
+    says from where in the program it is called. ``gradients``
     are the loop's, by the place of the leaf; without any, no backward has reached the call. ``backward`` is
     the number of the pass that reached it first, ``losses`` are the places of the losses that lead to it, in
     the same window.
@@ -100,6 +106,7 @@ class Call:
     attributes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     buffers: Mapping[str, torch.Tensor] = field(default_factory=dict)
     function: Callable[..., Any] | None = None
+    site: int = 0
     value: torch.Tensor | None = None
     backward: int = 0
     losses: Sequence[int] = ()
@@ -327,7 +334,12 @@ class LoopCalls:
         if not self._is_on or self._thread.depth or self._pass:
             return None, inputs
         call = Call(
-            "", detached_copy(inputs), next(self._order), Autocast.now(_kind(inputs)), function=function
+            "",
+            detached_copy(inputs),
+            next(self._order),
+            Autocast.now(_kind(inputs)),
+            function=function,
+            site=_site(),
         )
         inputs = tensors.map_tensors(lambda each: each.view_as(each) if each.requires_grad else each, inputs)
         wanted = [each.requires_grad for each in tensors.walk(inputs)]
@@ -575,6 +587,16 @@ class LoopCalls:
             known, found = seen.gradients.get(place), gradient.detach()
             seen.gradients[place] = found.clone() if known is None else known + found
             seen.backward = seen.backward or self.passes
+
+
+def _site() -> int:
+    """The lines of the program that are under way, as a number: the same in every process."""
+    lines: list[str] = []
+    frame: Any = sys._getframe(2)
+    while frame is not None and len(lines) < DEPTH:
+        lines.append(f"{frame.f_code.co_filename}:{frame.f_lineno}")
+        frame = frame.f_back
+    return zlib.crc32("\n".join(lines).encode())
 
 
 def _plain(module: nn.Module) -> dict[str, Any]:

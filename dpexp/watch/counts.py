@@ -92,12 +92,20 @@ def shares_of(
 
 
 def counted_alike(inputs: Sequence[Any]) -> dict[str, list[float]]:
-    """How many rows each call has, and how many labels that count: those of the first tensor of labels."""
+    """How many rows each call has, and how many labels: by the first tensor of labels, or a mask."""
     found = {"rows": [count(ROWS, each) for each in inputs], "labels": [0.0] * len(inputs)}
     for place, each in enumerate(inputs):
         first = next((rule for rule in _kinds(each) if rule[0] == "labels"), None)
-        found["labels"][place] = count(first, each) if first else 0.0
+        found["labels"][place] = count(first, each) if first else _of_mask(each)
     return found
+
+
+def _of_mask(inputs: Any) -> float:
+    """How many ones there are in the first mask; 0 without one."""
+    masks = (
+        each for each in tensors.walk(inputs) if each.numel() > 1 and bool(((each == 0) | (each == 1)).all())
+    )
+    return next((float(each.sum()) for each in masks), 0.0)
 
 
 def _divided(

@@ -31,6 +31,7 @@ FITS = 2e-3
 SAME = 0.01
 """Factors that differ by so much are different."""
 MOST_DIVISOR = 1000
+OWN_ROWS = "the gradients of its own rows only"
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -56,7 +57,7 @@ class LoopFinding:
 
 
 class FoundError(Exception):
-    """Ends the comparison of a step with a finding."""
+    """Ends the comparison of a step with a finding, unless the optimizer itself synchronizes ranks."""
 
     def __init__(self, finding: LoopFinding) -> None:
         super().__init__(str(finding))
@@ -272,8 +273,7 @@ class _Factors:
                 "no_sync on every backward pass, a missing all_reduce, the model was called without its "
                 "wrapper, or these parameters were added or made trainable after it"
             )
-        what = f"rank {rank} has the gradients of its own rows only"
-        return f"ranks differ: {what}, they are not synchronized ({why})"
+        return f"ranks differ: rank {rank} has {OWN_ROWS}, they are not synchronized ({why})"
 
     def _of_own(self, factors: Sequence[float]) -> list[str]:
         """What is wrong besides with a rank's own gradients: alone they are those of its mean."""

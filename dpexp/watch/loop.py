@@ -24,7 +24,7 @@ from dpexp.verification.result import KINDS, row_of
 from dpexp.watch import hooks
 from dpexp.watch.calls import LoopCalls, ObservedLoss, Window, full
 from dpexp.watch.clipping import Clip
-from dpexp.watch.explain import FoundError, LoopFinding, sampled
+from dpexp.watch.explain import OWN_ROWS, FoundError, LoopFinding, sampled
 from dpexp.watch.judge import Judge
 from dpexp.watch.options import Options
 from dpexp.watch.program import shapes
@@ -37,6 +37,7 @@ from dpexp.watch.step import (
     Step,
     Stepped,
     begin,
+    check_synchronized,
     compare_gradients,
     compare_update,
     digests,
@@ -90,6 +91,7 @@ class WatchedLoop:
         self._handles: list[Any] = []
         self._last: Any = None
         self._is_of_a_copy = False
+        self._unsynchronized: FoundError | None = None
         self._closed: dict[int, Window] = {}
         self._last_step: dict[int, int] = {}
         self.done = True
@@ -319,8 +321,17 @@ class WatchedLoop:
         if held:
             self._seen = Seen()
         self._close_window(optimizer, held)
+        if (found := self._unsynchronized) is not None:
+            self._unsynchronized = None
+            self._guard(lambda: self._settle(found, held))
         if stepped is not None and held:
             self._guard(lambda: self._complete(optimizer, held, stepped))
+
+    def _settle(self, found: FoundError, held: Mapping[str, nn.Parameter]) -> None:
+        """Raise it, but NotComparableError if the optimizer has synchronized the ranks."""
+        assert self._ranks is not None
+        check_synchronized(self._sides(self._ranks, found.finding.step)[1], held)
+        raise found
 
     def _close_window(self, optimizer: torch.optim.Optimizer, held: Mapping[str, nn.Parameter]) -> None:
         """Keep the window if parameters of the model are left, whose gradients may still have it."""
@@ -360,9 +371,15 @@ class WatchedLoop:
         is_first = not self._done_in_window
         self._done_in_window.add(optimizer)
         sides, judge = self._sides(self._ranks, self._step.number)
-        self._stepped = compare_gradients(
-            sides, judge, self._observed(optimizer), self._step, optimizer, held, is_first
-        )
+        try:
+            self._stepped = compare_gradients(
+                sides, judge, self._observed(optimizer), self._step, optimizer, held, is_first
+            )
+        except FoundError as found:
+            if OWN_ROWS not in found.finding.cause or "parameters are wrong" in found.finding.cause:
+                raise
+            self._unsynchronized = found  # unless the optimizer does it
+            return
         self._was_clipped |= self._stepped.was_clipped
         of_both = (self._step.sums, self._stepped.found)
         self._reached |= {name for some in of_both for name, each in some.items() if each.any()}

@@ -282,6 +282,11 @@ def _weighed(
             f"the loss of a row depends on other rows (apart {weighed.apart:.1e}), so it is another one with "
             f"all rows: {STATE_WEIGHT}"
         )
+    if weighed.apart and not weighed.is_known:
+        raise NotComparableError(
+            "the loss asks for other ranks, and is another one with all rows on one device: let it ask for "
+            "the number of ranks when it is called, or watch without a loss"
+        )
     if weighed.apart:
         what = f"its gradient is not a multiple of that of the loss of all rows (apart {weighed.apart:.1e})"
         judge.fail("loss", what, "an all_reduce or all_gather without a backward")
@@ -444,6 +449,16 @@ def _check_drift(sides: Sides, judge: Judge, step: Step, found: Tensors) -> None
 # --- after an optimizer's step ---
 
 
+def check_synchronized(judge: Judge, held: Mapping[str, nn.Parameter]) -> None:
+    """Raise NotComparableError where ranks that had other gradients have the same parameters after it."""
+    after = judge.ranks.all_gather(digests({name: full(each) for name, each in held.items()}))
+    if all(each == after[0] for each in after):
+        raise NotComparableError(
+            "ranks have other gradients before the optimizer's step, and the same parameters after it: the "
+            "optimizer synchronizes them itself, which is not compared"
+        )
+
+
 def compare_update(
     judge: Judge, optimizer: torch.optim.Optimizer, held: Mapping[str, nn.Parameter], stepped: Stepped
 ) -> None:
@@ -475,7 +490,11 @@ def compare_update(
             if is_like and torch.finfo(each.dtype).eps > torch.finfo(held[name].dtype).eps:
                 what = f"'{key}' of '{name}' is {each.dtype}, the parameter {held[name].dtype}"
                 judge.fail("optimizer", what, "its state was cast, or loaded, in a narrower type")
-    _check_alike(judge, after, "after")
+    names = judge.ranks.all_gather(list(held))
+    if any(each != names[0] for each in names):
+        judge.warn("the optimizers of ranks hold other parameters: these were not compared between ranks")
+    else:
+        _check_alike(judge, after, "after")
 
 
 def _is_finite(tensor: torch.Tensor) -> bool:

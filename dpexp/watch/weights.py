@@ -31,8 +31,6 @@ from dpexp.watch.replay import Replay
 
 APART = 1e-4
 """A gradient so far from every multiple of another has another direction."""
-FEW = 4
-"""So few targets may be the same number by chance."""
 DRIFT = 0.02
 """Nobody writes coefficients that are nearer to each other."""
 STATE_WEIGHT = "state weight=, a function of the loss's arguments (of the model's where the loss is inside)"
@@ -45,7 +43,8 @@ class Weighed:
     ``of_losses`` are the factors of the losses of all ranks that count; ``shares`` are those of this rank's
     losses in the loss of all rows, where known; ``rule`` says what it averages over. ``cause`` says how the
     loop counts losses otherwise than a single device. ``apart``: how far a gradient of the loop is from any
-    multiple of the expected one. ``times`` are the scales that the gradients may have beside 1; ``is_free``:
+    multiple of the expected one. ``is_known``: the loss of all rows, computed alone, is that of the loop.
+    ``times`` are the scales that the gradients may have beside 1; ``is_free``:
     any one, since the loop says what its loss is divided by, unless it is one of the usual errors.
     """
 
@@ -56,6 +55,7 @@ class Weighed:
     rule: str = ""
     cause: str = ""
     apart: float = 0.0
+    is_known: bool = True
     times: Sequence[float] = (1.0,)
     terms: int = 1
     is_free: bool = False
@@ -74,6 +74,7 @@ class Term:
     counted: Counted
     cause: str
     apart: float
+    is_known: bool
 
 
 def unweighed(window: Window) -> Weighed:
@@ -155,6 +156,7 @@ class Weighing:
             first.rule,
             next((term.cause for term in unlike if term.cause), ""),
             max(term.apart for term in terms),
+            all(term.is_known for term in terms),
             sorted(times),
             len(terms),
             any(term.counted.is_free for term in terms) or is_mixed or not is_like,
@@ -172,9 +174,9 @@ class Weighing:
             factors = [
                 float(call.gradients[scalar_place(call) or 0]) / (share or math.nan) for call, share in pairs
             ]
-            apart = 0.0
+            apart, joined = 0.0, math.nan
         else:
-            expected = self._gradients(own, counted.shares)
+            expected, joined = self._gradients(own, counted.shares)
             fits = [_factor(*pair) for pair in zip(own, expected, strict=True)]
             factors, apart = [factor for factor, _ in fits], max((far for _, far in fits), default=0.0)
             factors, apart, counted = self._confirmed(own, factors, apart, counted)
@@ -186,7 +188,11 @@ class Weighing:
         ]
         everywhere = [each for rank in self._chosen for each in whole[rank]]
         cause = self._cause(own, whole, counted)
-        return Term(places, whole[ranks.rank], everywhere, counted, cause, max(far for _, far in by_rank))
+        is_known = all(math.isclose(_value_of(each), joined, rel_tol=1e-3) for each in own)
+        far = max(far for _, far in by_rank)
+        return Term(
+            places, whole[ranks.rank], everywhere, counted, cause, far, all(ranks.all_gather(is_known))
+        )
 
     def _confirmed(
         self, own: Sequence[Call], factors: list[float], apart: float, counted: Counted
@@ -201,8 +207,8 @@ class Weighing:
         if not is_measured or not unlike:
             return factors, apart, counted
         try:
-            joined = self._gradients(own, None)
-            alone = self._gradients(own, [1.0] * len(own))
+            joined, _ = self._gradients(own, None)
+            alone, _ = self._gradients(own, [1.0] * len(own))
         except NotComparableError:
             return factors, apart, counted
         fits = [_factor(*pair) for pair in zip(own, joined, strict=True)]
@@ -279,13 +285,14 @@ class Weighing:
 
     def _gradients(
         self, losses: Sequence[Call], shares: Sequence[float] | None
-    ) -> list[dict[int, torch.Tensor]]:
-        """At the arguments of each call of this rank, of the loss of all rows."""
+    ) -> tuple[list[dict[int, torch.Tensor]], float]:
+        """At the arguments of each call of this rank, of the loss of all rows; and this, if joined."""
         ranks = self._ranks
         if shares is not None:
-            return ranks.together(
-                lambda: [_gradient([call], share)[0] for call, share in zip(losses, shares, strict=True)]
+            found = ranks.together(
+                lambda: [_gradient([call], share)[0][0] for call, share in zip(losses, shares, strict=True)]
             )
+            return found, math.nan
         needed = [
             Call("", devices.move(each.inputs, devices.HOST), each.order, each.autocast, wanted=each.wanted)
             for each in losses
@@ -294,12 +301,12 @@ class Weighing:
         function = losses[0].function if losses else None
         together = [replace(call, function=function) for rank in self._chosen for call in by_rank[rank]]
         first = sum(len(by_rank[rank]) for rank in self._chosen if rank < self._of)
-        found = ranks.together(lambda: _gradient(together, 1.0) if losses else [])
-        return found[first : first + len(losses)]
+        found, value = ranks.together(lambda: _gradient(together, 1.0) if losses else ([], math.nan))
+        return found[first : first + len(losses)], value
 
 
-def _gradient(calls: Sequence[Call], scale: float) -> list[dict[int, torch.Tensor]]:
-    """At the arguments of each of the calls, of the loss of their rows together, times ``scale``."""
+def _gradient(calls: Sequence[Call], scale: float) -> tuple[list[dict[int, torch.Tensor]], float]:
+    """At the arguments of each of the calls, of the loss of their rows, times ``scale``; and this."""
     leaves = [[each.clone() for each in tensors.walk(call.inputs)] for call in calls]
     for call, of_call in zip(calls, leaves, strict=True):
         for each, wanted in zip(of_call, call.wanted, strict=True):
@@ -319,10 +326,11 @@ def _gradient(calls: Sequence[Call], scale: float) -> list[dict[int, torch.Tenso
     with alone():
         gradients = torch.autograd.grad(value, ends, allow_unused=True) if ends else ()
     found = {id(each): gradient for each, gradient in zip(ends, gradients, strict=True)}
-    return [
+    by_call = [
         {place: found[id(each)] for place, each in enumerate(of_call) if found.get(id(each)) is not None}
         for of_call in leaves
     ]
+    return by_call, float(value.detach())
 
 
 def are_alike(numbers: Sequence[float], within: float) -> bool:
@@ -350,8 +358,9 @@ def loss_of_all_rows(
 def _objectives(window: Window, losses: Sequence[Call]) -> tuple[list[int], list[str]]:
     """For each loss the first one of the same objective, and which term of it this is.
 
-    Of one objective are losses of one backward pass, and those that one call of the model leads to. A term is
-    the first, the second, ... loss of a function, or that with targets of one number, as those of a GAN.
+    Of one objective are losses of one backward pass, and those that one call of the model leads to. A term
+    is the first, the second, ... loss that one line of the program calls: a GAN's losses of real and of
+    generated rows are two terms, those of micro-batches one.
     """
     first = list(range(len(losses)))
 
@@ -367,19 +376,9 @@ def _objectives(window: Window, losses: Sequence[Call]) -> tuple[list[int], list
     before: Counter[Any] = Counter()
     keys = []
     for number, each in zip(first, losses, strict=True):
-        name = getattr(each.function, "__name__", type(each.function).__name__)
-        before[number, name] += 1
-        keys.append(f"{name} {before[number, name]}{_constant(each)}")
+        before[number, each.site] += 1
+        keys.append(f"{each.site} {before[number, each.site]}")
     return first, keys
-
-
-def _constant(call: Call) -> str:
-    """The number that all targets of a loss are, if it is one."""
-    pairs = zip(tensors.walk(call.inputs), call.wanted, strict=False)
-    targets = [each for each, wanted in pairs if not wanted and each.numel() >= FEW]
-    return "".join(
-        f" of {float(each.flatten()[0]):g}" for each in targets if bool((each == each.flatten()[0]).all())
-    )
 
 
 def _value_of(call: Call) -> float:
