@@ -27,10 +27,11 @@ if TYPE_CHECKING:
 ACCELERATORS_NEEDED = {"gpu": 1, "multigpu": 2}
 OURS = ("DPEXP_", "MLFLOW_")
 MAY_LACK = (
-    "accelerate", "hypothesis", "matplotlib", "mlflow", "playwright", "psutil",
-    "transformers",
+    "hypothesis", "matplotlib", "mlflow", "playwright", "psutil", "transformers",
 )  # fmt: skip
 """Packages that no test of an accelerator needs: its machine may lack them."""
+collect_ignore = ["integrations"]
+"""What is collected only where it is named: its packages are those of requirements-frameworks.lock."""
 
 
 @pytest.hookimpl(optionalhook=True)

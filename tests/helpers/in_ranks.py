@@ -22,6 +22,8 @@ from typing import Any, NoReturn
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "verification" / "cases"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "watch"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "integrations"))
 
 from torch import distributed
 
