@@ -118,7 +118,8 @@ def _divided(
     for rule in sorted(common):
         counts = [count(rule, each) for each in inputs]
         total, of_rank = _totals(counts, ranks, chosen)
-        of = [counts, [of_rank] * len(counts), [total] * len(counts), [total / len(chosen)] * len(counts)]
+        sums = of_rank, of_rank * len(chosen), total, total / len(chosen)
+        of = [counts, *([each] * len(counts) for each in sums)]
         fits = [
             all(math.isclose(a, n, rel_tol=NEAR) for a, n in zip(each, divisors, strict=True)) for each in of
         ]

@@ -226,20 +226,25 @@ class Weighing:
         if shares is None:
             return ""
         everywhere = [each for rank in self._chosen for each in factors[rank]]
-        weights = [factor * share for factor, share in zip(factors[self._ranks.rank], shares, strict=True)]
         kinds = self._ranks.all_gather(counted_alike([each.inputs for each in own]))
-        by_rank = self._ranks.all_gather(weights)
-        every = [each for rank in self._chosen for each in by_rank[rank]]
+        by_rank = self._ranks.all_gather(list(shares))
         if are_alike(everywhere, 1e-3):
             return ""
-        of = "micro-batches" if max(len(by_rank[rank]) for rank in self._chosen) > 1 else "ranks"
-        instead = f"(weights {_shown(everywhere)} instead of 1)"
+        share_of = [each for rank in self._chosen for each in by_rank[rank]]
+        every = [factor * share for factor, share in zip(everywhere, share_of, strict=True)]
+        scale = sum(every) / (sum(share_of) or 1.0) or 1.0
+        instead = f"(weights {_shown([each / scale for each in everywhere])} instead of 1)"
+        is_of_ranks = all(are_alike(factors[rank], 1e-3) for rank in self._chosen) and len(self._chosen) > 1
+        of = "ranks" if is_of_ranks else "micro-batches"
         what = counted.rule.partition(" ")[0]
-        if what == "sum":  # what differs between the calls?
+        if what == "sum":  # what differs between the calls, or between the ranks?
             for kind in ("labels", "rows"):
-                counts = [each for rank in self._chosen for each in kinds[rank][kind]]
-                if all(counts) and are_alike([a * b for a, b in zip(every, counts, strict=True)], 1e-3):
-                    return f"{of} of unequal {kind} are averaged as if equal {instead}"
+                of_calls = [each for rank in self._chosen for each in kinds[rank][kind]]
+                of_ranks = [sum(kinds[rank][kind]) for rank in self._chosen for _ in kinds[rank][kind]]
+                for counts in (of_calls, of_ranks):
+                    is_mean = are_alike([a * b for a, b in zip(every, counts, strict=True)], 1e-3)
+                    if all(counts) and is_mean and not are_alike(counts, 1e-3):
+                        return f"{of} of unequal {kind} are averaged as if equal {instead}"
             return ""
         if are_alike(every, 1e-3):
             return f"{of} of unequal {what or 'rows'} are averaged as if equal {instead}"
