@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import wraps
+from itertools import chain
 from typing import Any
 
 import torch
@@ -266,8 +267,11 @@ class WatchedLoop:
             return None
         if self._stepping is not None:  # one inside another, as in ZeroRedundancyOptimizer
             return None
-        self._stepping, self._stepped, self._closures = optimizer, None, 0
         held = held_by(optimizer, self._model)
+        inside = (held_by(each, self._model) for each in _optimizers_in(optimizer))
+        if held and held.keys() == set(chain.from_iterable(inside)):
+            return None  # these step for it
+        self._stepping, self._stepped, self._closures = optimizer, None, 0
         if not held:
             self._other_steps += 1
             self._guard(lambda: self._check_others(optimizer))
@@ -600,3 +604,9 @@ def _refuse_closure() -> None:
     raise NotComparableError(
         "step(closure) calls the closure several times, as LBFGS does: its gradients are of other parameters"
     )
+
+
+def _optimizers_in(optimizer: torch.optim.Optimizer) -> list[torch.optim.Optimizer]:
+    """The optimizers in a list of this one, as torchtitan's container has them."""
+    lists = [value for value in vars(optimizer).values() if isinstance(value, list)]
+    return [each for each in chain.from_iterable(lists) if isinstance(each, torch.optim.Optimizer)]

@@ -123,7 +123,9 @@ def begin(sides: Sides, judge: Judge, observed: Observed) -> Step:
             "the model was not called, or none of its outputs was differentiated: watch the module that "
             "the loop calls, and let the loss come from its outputs"
         )
-    counted = _counted(sides, judge, window)
+    inputs = tensors.walk([call.inputs for call in observed.window.calls])
+    is_global = any(hasattr(each, "placements") for each in inputs)
+    counted = _counted(sides, judge, window, is_global)
     limits = _check_outputs(sides, judge, window, parameters)
     _check_finite(ranks, window)
     losses = _losses(sides, window)
@@ -157,14 +159,14 @@ def _check_alike(judge: Judge, parameters: Tensors, when: str) -> None:
         judge.fail("parameters", f"'{names[0]}' differs between ranks {when} the step", cause)
 
 
-def _counted(sides: Sides, judge: Judge, window: Window) -> list[int]:
+def _counted(sides: Sides, judge: Judge, window: Window, is_global: bool) -> list[int]:
     """For each rank the one that counts for it: those that compute the same rows, as in tensor parallelism,
-    count once.
+    count once. ``is_global``: the loop's inputs are DTensors, with the rows of all ranks.
     """
     rows = sides.ranks.all_gather(tensors.digest(tensors.walk([call.inputs for call in window.calls])))
     times = Counter(rows)
     is_even = len(set(times.values())) == 1
-    if len(times) < len(rows) and not _splits_layers(sides.model):
+    if len(times) < len(rows) and not (is_global or _splits_layers(sides.model)):
         judge.warn("ranks compute equal rows: is the rank of the sampler set?")
     return [rows.index(each) if is_even else rank for rank, each in enumerate(rows)]
 

@@ -448,6 +448,26 @@ def another_model_is_called() -> Any:
     return train(run, copy.deepcopy(model), sgd(model.parameters()))
 
 
+class Several(torch.optim.Optimizer):
+    """A container of optimizers, as torchtitan has one."""
+
+    def __init__(self, *optimizers: torch.optim.Optimizer) -> None:
+        self.optimizers = list(optimizers)
+        super().__init__([group for each in optimizers for group in each.param_groups], {})
+
+    def step(self, closure: Any = None) -> None:
+        for each in self.optimizers:
+            each.step()
+
+
+def test_the_updates_of_optimizers_in_a_container_are_compared() -> None:
+    model = MLP()
+    parts = torch.optim.AdamW(model.fc1.parameters()), sgd(model.fc2.parameters())
+    run = loop(model, optimizer=lambda _: Several(*parts)).verdict()
+    assert (run.steps, list(run.warnings)) == (3, [])
+    assert "updates" in str(run)
+
+
 def test_a_model_that_is_laid_out_already_or_cannot_be_copied_is_refused() -> None:
     three = devices.virtual(3)
     devices.place(model := MLP(), three[0])
