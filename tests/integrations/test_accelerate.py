@@ -11,6 +11,7 @@ import pytest
 import torch
 from loops import Claims, check_on_two_ranks, count, rank, watch
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 from torch.nn import functional
 
 claims, alone = Claims(), Claims()
@@ -58,11 +59,16 @@ def unequal(step: int, rank: int) -> int:
     return step % 3 + 2 * rank
 
 
-def prepared(model: nn.Module, **options: Any) -> Any:
-    """The accelerator, the model and its optimizer."""
+def prepared(model: nn.Module, plugin: Any = None, **options: Any) -> Any:
+    """The accelerator, the model and its optimizer. ``plugin`` is that of FSDP2."""
     accelerate.state.AcceleratorState._reset_state(True)
     accelerator = accelerate.Accelerator(cpu=True, **options)
-    return accelerator, *accelerator.prepare(model, torch.optim.AdamW(model.parameters(), lr=1e-3))
+    if plugin is not None:  # which Accelerate takes with GPUs only
+        accelerator.state.distributed_type = accelerate.DistributedType.FSDP
+        accelerator.state.fsdp_plugin = plugin
+    model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), lr=1e-3))
+    assert isinstance(model, FSDPModule) == (plugin is not None)
+    return accelerator, model, optimizer
 
 
 # --- accumulate(): the mean over micro-batches ---
@@ -99,8 +105,19 @@ def at_a_step(accelerator: Any) -> bool:
     return bool(accelerator.sync_gradients)
 
 
+def sharded() -> Any:
+    """By FSDP2, layer by layer."""
+    plugin = accelerate.FullyShardedDataParallelPlugin(
+        fsdp_version=2,
+        auto_wrap_policy="transformer_based_wrap",
+        transformer_cls_names_to_wrap=["LlamaDecoderLayer"],
+    )
+    return accumulated(clips=at_a_step, plugin=plugin)
+
+
 right(
     clipped=lambda: accumulated(clips=at_a_step),
+    clipped_and_sharded=sharded,
     in_bfloat16=lambda: accumulated(mixed_precision="bf16"),
 )
 wrong(
