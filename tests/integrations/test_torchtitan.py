@@ -29,8 +29,13 @@ right(
     tokens_not_clipped=lambda: trained(max_norm=1e6),
     tokens_in_bfloat16=lambda: trained(precision="bfloat16"),
     tokens_in_dtensors=lambda: trained(backend="full_dtensor"),
+    tokens_in_chunks=lambda: trained(is_chunked=True),
 )
-wrong("ranks of unequal labels", each_rank_s_own_tokens=lambda: trained("OwnTokens"))
+wrong(
+    "ranks of unequal labels",
+    each_rank_s_own_tokens=lambda: trained("OwnTokens"),
+    each_rank_s_own_tokens_in_chunks=lambda: trained("OwnTokens", is_chunked=True),
+)
 wrong(
     "divided by the number of ranks once too often",
     fsdp_divides_too=lambda: trained("Averages", max_norm=1e6),

@@ -14,7 +14,7 @@ from torch import distributed, nn
 from torch.distributed.fsdp import FSDPModule
 from torchtitan.components import metrics
 from torchtitan.components.dataloader import BaseDataLoader
-from torchtitan.components.loss import CrossEntropyLoss
+from torchtitan.components.loss import ChunkedLossWrapper, CrossEntropyLoss
 from torchtitan.components.optimizer import default_adamw
 from torchtitan.components.tokenizer import BaseTokenizer
 from torchtitan.config import DebugConfig, ParallelismConfig, TrainingConfig
@@ -88,8 +88,9 @@ class WatchedTrainer(Trainer):
         parallelize = config.model_spec.parallelize_fn
 
         def watch_and_parallelize(model: nn.Module, **options: Any) -> nn.Module:
-            self.run = watch(model, self.loss_fn)
-            self.loss_fn = self.run.loss
+            inside = self.loss_fn if isinstance(self.loss_fn, ChunkedLossWrapper) else self
+            self.run = watch(model, inside.loss_fn)
+            inside.loss_fn = self.run.loss
             return self.laid_out(parallelize(model, **options))
 
         config.model_spec = replace(config.model_spec, parallelize_fn=watch_and_parallelize)
@@ -132,6 +133,7 @@ def trained(
     max_norm: float = 0.1,
     precision: str = "float32",
     backend: str = "partial_dtensor",
+    is_chunked: bool = False,
 ) -> Any:
     """Three of torchtitan's steps, over two micro-batches of two rows on each rank."""
     spec = model_registry("debugmodel")
@@ -147,7 +149,7 @@ def trained(
     )
     config = Trainer.Config(
         model_spec=spec,
-        loss=CrossEntropyLoss.Config(),
+        loss=ChunkedLossWrapper.Config(num_chunks=2) if is_chunked else CrossEntropyLoss.Config(),
         dataloader=Rows.Config(ignored=ignored),
         tokenizer=NoTokenizer.Config(),
         optimizer=default_adamw(lr=1e-3),
