@@ -303,7 +303,7 @@ class _Factors:
             return f"{_passes(gone, self.micro)} are not in it: zero_grad between them, or not synchronized"
         if self.case.misplaced:
             return ""
-        if not self.case.weighed.cause:
+        if not self.case.weighed.cause and self.size == 1:  # ranks are synchronized by code of the loop, too
             _refuse_what_may_be_meant(self.case)
         *before, last = [sum(some) / len(some) for some in by_number]
         is_last_right = abs(last * self.kept - 1) < 5 * SAME

@@ -555,7 +555,7 @@ class WatchedLoop:
             self.warnings[f"requires_grad of {listed(changed)} was changed after dpexp.watch"] = None
         if self.steps < 2:
             return
-        trained = [name for name, each in now.items() if each or self._trained.get(name)]
+        trained = [name for name, each in now.items() if each]
         if left := [name for name in trained if name not in self._held]:
             self.warnings[f"no optimizer that stepped holds {listed(left)}"] = None
         if left := [name for name in trained if name in self._held and name not in self._reached]:

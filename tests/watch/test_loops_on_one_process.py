@@ -144,6 +144,87 @@ wrong(
 )  # fmt: skip
 
 
+def clipped_in_groups(model: nn.Module, _: Any) -> None:
+    nn.utils.clip_grad_norm_(model.fc1.parameters(), 0.02)  # type: ignore[operator, union-attr]
+    norm = nn.utils.get_total_norm([each.grad for each in model.fc2.parameters()])  # type: ignore[operator, union-attr]
+    nn.utils.clip_grads_with_norm_(model.fc2.parameters(), 0.03, norm)  # type: ignore[operator, union-attr]
+
+
+def shrink_gradients(model: nn.Module, _: Any) -> None:
+    for each in model.parameters():
+        each.grad *= min(1.0, 0.1 / float(each.grad.norm()))  # type: ignore[operator, union-attr]
+
+
+def clipped_too_early(model: nn.Module, _: int) -> Any:
+    nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+    return torch.enable_grad()
+
+
+right(
+    clipped_in_two_groups=lambda: loop(before_step=clipped_in_groups),
+    clipped_by_value=lambda: loop(before_step=lambda model, _: clip_values(model.parameters())),
+    clipped_by_a_hook_of_the_optimizer=lambda: loop(
+        optimizer=lambda parameters: hooked(torch.optim.SGD(parameters, lr=0.1))
+    ),
+)
+wrong(
+    "clipped before backward",
+    clipped_before_backward=lambda: loop(during=clipped_too_early),
+)
+not_comparable(
+    "code of its own", "clip_norm=",
+    gradients_scaled_by_hand=lambda: loop(before_step=shrink_gradients),
+)  # fmt: skip
+
+
+def hooked(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    own = [each for group in optimizer.param_groups for each in group["params"]]
+    optimizer.register_step_pre_hook(lambda *_: nn.utils.clip_grad_norm_(own, 0.05) and None)
+    return optimizer
+
+
+@wrong("it clips parameters of another model")
+def another_model_clipped() -> Any:
+    other = MLP()
+    return loop(before_step=lambda *_: nn.utils.clip_grad_norm_(other.parameters(), 0.01))
+
+
+@right()
+def two_models_clipped_together() -> Any:
+    run, first, second = None, nn.Linear(8, 8), MLP()
+    run = watch(second, mse)
+    both = [*first.parameters(), *second.parameters()]
+    return train(
+        run,
+        lambda x: second(first(x)),
+        sgd(both),
+        before_step=lambda *_: nn.utils.clip_grad_norm_(both, 0.1),
+    )
+
+
+@right()
+def steps_that_are_skipped_for_their_norm() -> Any:
+    run, optimizer = watch(model := MLP(), mse), sgd(model.parameters())
+    for step in range(6):
+        optimizer.zero_grad()
+        inputs, labels = numbers(step, 0)
+        run.loss(model(inputs), labels).backward()
+        if float(nn.utils.clip_grad_norm_(model.parameters(), 0.1)) < 1e9 and step % 2:
+            continue
+        optimizer.step()
+    return run
+
+
+@wrong("they are still scaled")
+def scaled_and_never_unscaled() -> Any:
+    run, scaler = watch(model := MLP(), mse), torch.amp.GradScaler("cpu", init_scale=1024.0)
+    optimizer = sgd(model.parameters())
+    for step in steps_of(optimizer):
+        inputs, labels = numbers(step, 0)
+        scaler.scale(run.loss(model(inputs), labels)).backward()
+    return run
+
+
 # --- zero_grad and the optimizer ---
 
 
@@ -182,6 +263,32 @@ def zero_grad_missing() -> Any:
 def the_optimizer_of_a_copy() -> Any:
     model = MLP()
     return loop(model, optimizer=lambda _: sgd(copy.deepcopy(model).parameters()))
+
+
+@wrong("the gradients of the step before are in it", "not divided by 2")
+def two_faults() -> Any:
+    model = MLP()
+    mse(model(numbers(9, 9)[0]), numbers(9, 9)[1]).backward()
+    run, optimizer = watch(model, mse), sgd(model.parameters())
+    use = SimpleNamespace(zero_grad=lambda: None, step=optimizer.step)
+    return train(run, model, use, micro=2, share=lambda number: 1.0)  # type: ignore[arg-type]
+
+
+@not_comparable("hold no parameter of the model")
+def an_optimizer_of_master_weights() -> Any:
+    run = watch(model := MLP(), mse)
+    masters = [nn.Parameter(each.detach().clone()) for each in model.parameters()]
+    optimizer = sgd(masters)
+    for step in range(3):
+        model.zero_grad()
+        inputs, labels = numbers(step, 0)
+        run.loss(model(inputs), labels).backward()
+        for master, each in zip(masters, model.parameters(), strict=True):
+            master.grad = each.grad
+        optimizer.step()
+        for master, each in zip(masters, model.parameters(), strict=True):
+            each.data.copy_(master)
+    return run
 
 
 @right("no optimizer that stepped holds fc1.weight, fc1.bias")
@@ -291,6 +398,94 @@ not_comparable(
     "the loss of a row depends on other rows", "state weight=",
     contrastive_losses_accumulated=lambda: contrastive(2),
 )  # fmt: skip
+
+
+class Routed(MLP):
+    """It keeps an auxiliary loss in an attribute, as a mixture of experts does."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.act(self.fc1(x))
+        self.balance = hidden.mean(0).pow(2).sum()
+        return self.fc2(hidden)
+
+
+def with_balance(loss: Any, model: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return loss(model(x), y) + 0.1 * model.balance
+
+
+def attacked(loss: Any, model: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    (slope,) = torch.autograd.grad(loss(model(x.requires_grad_()), y), x)
+    return loss(model(x.detach() + 0.1 * slope.sign()), y)
+
+
+@right()
+def an_auxiliary_loss_in_an_attribute() -> Any:
+    run = watch(model := Routed(), mse)
+    for step in steps_of(sgd(model.parameters())):
+        for number in range(2):
+            (with_balance(run.loss, model, *numbers(step, number)) / 2).backward()
+    return run
+
+
+@right()
+def a_loss_of_two_lines() -> Any:
+    """A GAN's: what real and what generated rows are judged to be is not divided by 2."""
+    run, one, zero = watch(model := MLP(), mse), torch.ones(6, 4), torch.zeros(6, 4)
+    for step in steps_of(sgd(model.parameters())):
+        run.loss(model(numbers(step, 0)[0]), one).backward()
+        run.loss(model(numbers(step, 1)[0]), zero).backward()
+    return run
+
+
+right(adversarial_rows_by_autograd_grad=lambda: minimize(attacked))
+
+
+@not_comparable("comes from inside the model", "keep it in an attribute")
+def a_term_that_a_hook_takes() -> Any:
+    taken = []
+    run = watch(model := MLP(), mse)
+    model.fc1.register_forward_hook(lambda *some: taken.append(some[2]))
+    for step in steps_of(sgd(model.parameters())):
+        inputs, labels = numbers(step, 0)
+        (run.loss(model(inputs), labels) + taken.pop().pow(2).mean()).backward()
+    return run
+
+
+@right("fc1.weight, fc1.bias never got a gradient", "requires_grad of fc2.bias was changed")
+def parameters_that_are_not_trained() -> Any:
+    run = watch(model := MLP(), mse)
+    model.fc2.bias.requires_grad_(False)
+    part = lambda x: model.fc2(model.act(model.fc1(x)).detach())  # noqa: E731
+    return train(run, part, sgd(model.parameters()))
+
+
+# --- sums ---
+
+
+def summed(outputs: torch.Tensor, targets: torch.Tensor, count: float = 1.0) -> torch.Tensor:
+    return (outputs - targets).pow(2).sum() / count
+
+
+def by_count(number_of: Any) -> Any:
+    """A sum of uneven micro-batches, which the watched loss divides."""
+    run = watch(model := MLP(), summed)
+    for step in steps_of(sgd(model.parameters())):
+        for number, rows in enumerate(UNEVEN):
+            inputs, labels = uneven(step, number)
+            run.loss(model(inputs), labels, number_of(rows)).backward()
+    return run
+
+
+right(
+    a_sum_divided_outside=lambda: loop(
+        loss=summed, micro=4, batch=uneven, share=lambda number: 1 / sum(UNEVEN)
+    ),
+    a_sum_divided_by_all_rows=lambda: by_count(lambda rows: sum(UNEVEN)),
+)
+wrong(
+    "micro-batches of unequal rows are averaged as if equal",
+    a_sum_divided_by_own_rows=lambda: by_count(lambda rows: rows),
+)
 
 # --- models ---
 
@@ -404,30 +599,48 @@ def a_loop_that_survives_an_exception() -> Any:
 
 
 class Counts(MLP):
-    calls = 0
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls, self.kept = 0, [0]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.calls += 1
-        return super().forward(x) * self.calls
+        self.kept[0] += self.counts_in_a_list
+        return super().forward(x) * (self.calls + self.kept[0])
+
+    counts_in_a_list = 0
 
 
-not_comparable("not a buffer", a_state_that_is_not_a_buffer=lambda: loop(Counts()))
+class CountsInAList(Counts):
+    counts_in_a_list = 1
 
 
-@not_comparable("closure")
-def a_step_with_a_closure() -> Any:
+right(a_state_that_is_a_number=lambda: loop(Counts()))
+not_comparable("not a buffer", a_state_that_is_not_a_buffer=lambda: loop(CountsInAList()))
+
+
+def closed(optimizer: Any) -> Any:
+    """A loop whose gradients are computed inside of ``step``, as Lightning's are."""
     run = watch(model := MLP(), mse)
-    inputs, labels = numbers(0, 0)
+    used = optimizer(model.parameters())
 
     def closure() -> torch.Tensor:
-        optimizer.zero_grad()
+        used.zero_grad()
+        inputs, labels = numbers(0, 0)
         loss = run.loss(model(inputs), labels)
         loss.backward()
         return loss
 
-    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=2)
-    optimizer.step(closure)
+    for _ in range(3):
+        used.step(closure)
     return run
+
+
+right(a_step_with_a_closure=lambda: closed(sgd))
+not_comparable(
+    "closure several times",
+    a_closure_that_is_called_again=lambda: closed(lambda some: torch.optim.LBFGS(some, max_iter=2)),
+)
 
 
 @not_comparable("the gradient at output 0 of call 1 of the model", "is not finite", "single device as well")
