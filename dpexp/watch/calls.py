@@ -27,7 +27,7 @@ from dpexp import devices, tensors
 from dpexp.config.errors import NotComparableError, describe
 from dpexp.data.rng import random_state, set_random_state
 from dpexp.record.journal import WATCH_STRATEGY
-from dpexp.strategies.modules import named_buffers, named_parameters, parts
+from dpexp.strategies.modules import child_name, named_buffers, named_parameters, parts
 from dpexp.strategies.placed import full_output
 from dpexp.watch.graph import Walk, edges, mark, new_in, walk
 from dpexp.watch.hooks import Hook, RootHook
@@ -522,11 +522,7 @@ class LoopCalls:
 
     def _begin_pass(self, roots: Any) -> None:
         found = self._walked(roots)
-        names = (
-            {id(each): name for name, each in named_parameters(self._model).items()}
-            if found.parameters
-            else {}
-        )
+        names = self._names() if found.parameters else {}
         own = [(node, place, names[id(each)]) for node, place, each in found.parameters if id(each) in names]
         self._walk = found
         if not (found.leaves or own or found.enters):
@@ -547,6 +543,17 @@ class LoopCalls:
         if own:
             self._follow_parameters(own)
 
+    def _names(self) -> dict[int, str]:
+        """The names of parameters by their ids: with FSDP of the shards, and of what is gathered of them."""
+        names = {id(each): name for name, each in named_parameters(self._model).items()}
+        of_parts: dict[Any, str] = {each.module: each.name for each in parts(self._model)}
+        for part in [each for each in of_parts if hasattr(each, "_get_fsdp_state")]:
+            group = getattr(part._get_fsdp_state(), "_fsdp_param_group", None)
+            for each in getattr(group, "fsdp_params", ()):
+                info = each._module_info
+                names[id(each.sharded_param)] = child_name(of_parts[info.module], info.param_name)
+        return names
+
     def _was_skipped(self) -> bool:
         """Whether gradients were clipped after the last pass, and are gone: a step of a large norm."""
         return self.may_be_skipped and all(each.grad is None for each in self._model.parameters())
@@ -566,7 +573,8 @@ class LoopCalls:
         self._penalties = [*self._penalties, penalty]
 
         def add(name: str, place: int, gradients: Any, _: Any) -> None:
-            if (gradient := gradients[place]) is not None and not self.is_paused:
+            is_now = penalty.backward == self.passes and not self.is_paused
+            if (gradient := gradients[place]) is not None and is_now:
                 known = penalty.gradients.get(name)
                 new = gradient.detach()
                 penalty.gradients[name] = new.clone() if known is None else known + new  # type: ignore[index]

@@ -133,6 +133,200 @@ def the_update_of_a_zero_redundancy_optimizer() -> Any:
     return ddp(optimizer=partial(ZeroRedundancyOptimizer, optimizer_class=torch.optim.AdamW))
 
 
+def with_communication(hook: Any) -> Any:
+    def laid_out(model: nn.Module) -> nn.Module:
+        parallel = DistributedDataParallel(model)
+        parallel.register_comm_hook(None, hook)
+        return parallel
+
+    return loop(layout=laid_out)
+
+
+def rounds(_: Any, bucket: distributed.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    future = distributed.all_reduce(bucket.buffer(), async_op=True).get_future()
+    return future.then(lambda done: (done.value()[0] / 2 * 32).round() / 32)
+
+
+not_comparable(
+    "DDP's communication hook rounds changes gradients",
+    a_communication_hook_that_loses_digits=lambda: with_communication(rounds),
+)
+
+
+class WithAnUnusedOutput(MLP):
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        outputs = super().forward(x)
+        return outputs, outputs.double()
+
+
+@right()
+def an_output_without_a_gradient() -> Any:
+    run = watch(model := WithAnUnusedOutput(), mse)
+    parallel = DistributedDataParallel(model, find_unused_parameters=True)
+    return train(run, lambda x: parallel(x)[0], sgd(model.parameters()))
+
+
+def unfrozen_late() -> Any:
+    run = watch(model := MLP(), mse)
+    model.fc1.requires_grad_(False)
+    parallel = DistributedDataParallel(model)
+    model.fc1.requires_grad_(True)
+    return train(run, parallel, sgd(model.parameters()))
+
+
+def taken_by_grad() -> Any:
+    run = watch(model := MLP(), mse)
+    parallel, optimizer = DistributedDataParallel(model), sgd(model.parameters())
+    for step in range(3):
+        inputs, labels = numbers(step, 0)
+        own = list(model.parameters())
+        for each, gradient in zip(
+            own, torch.autograd.grad(run.loss(parallel(inputs), labels), own), strict=True
+        ):
+            each.grad = gradient
+        optimizer.step()
+    return run
+
+
+wrong("own rows only", "made trainable after the wrapper", made_trainable_after_ddp=unfrozen_late)
+wrong("own rows only", "torch.autograd.grad takes them", gradients_by_autograd_grad=taken_by_grad)
+wrong(
+    "own rows only", "not divided by 2",
+    two_faults=lambda: ddp(micro=2, share=lambda number: 1.0, during=lambda model, _: model.no_sync()),
+)  # fmt: skip
+right(
+    a_penalty_on_weights=lambda: with_penalty(DistributedDataParallel),
+    a_penalty_on_shards=lambda: with_penalty(fully_shard),
+)
+
+
+def with_penalty(layout: Callable[[nn.Module], Any]) -> Any:
+    run = watch(model := MLP(), mse)
+    laid_out = layout(model)
+    for step in steps_of(sgd(model.parameters())):
+        for number in range(2):
+            inputs, labels = numbers(step, number)
+            penalty: Any = sum(each.pow(2).sum() for each in model.parameters())
+            penalty = penalty.full_tensor() if hasattr(penalty, "full_tensor") else penalty
+            ((run.loss(laid_out(inputs), labels) + 0.1 * penalty) / 2).backward()
+    return run
+
+
+# --- a number that divides the loss ---
+
+
+def by_count(counts: tuple[int, int], is_global: bool = False, times: int = 1) -> Any:
+    def loss(logits: torch.Tensor, labels: torch.Tensor, count: int) -> torch.Tensor:
+        return functional.cross_entropy(logits, labels, reduction="sum") / count
+
+    run = watch(model := nn.Linear(8, 5), loss)
+    parallel, rows = DistributedDataParallel(model), counts[rank()]
+    torch.manual_seed(rank())
+    for _ in steps_of(sgd(model.parameters())):
+        outputs, labels = parallel(torch.randn(rows, 8)), torch.randint(0, 5, (rows,))
+        (run.loss(outputs, labels, sum(counts) if is_global else rows) * times).backward()
+    return run
+
+
+right(
+    a_count_of_all_ranks=lambda: by_count((12, 4), is_global=True, times=2),
+    own_counts_that_are_equal=lambda: by_count((8, 8)),
+)
+wrong(
+    "ranks of unequal labels are averaged as if equal",
+    own_counts=lambda: by_count((12, 4)),
+    own_counts_times_the_ranks=lambda: by_count((12, 4), times=2),
+)
+
+
+# --- collectives with a backward ---
+
+
+class Gathers(torch.autograd.Function):
+    """The rows of all ranks, as SimCLR's layer gathers them: its backward adds the ranks' gradients."""
+
+    is_added = True
+
+    @staticmethod
+    def forward(_: Any, some: torch.Tensor) -> torch.Tensor:
+        parts = [torch.empty_like(some) for _ in range(distributed.get_world_size())]
+        distributed.all_gather(parts, some)
+        return torch.cat(parts)
+
+    @classmethod
+    def backward(cls, _: Any, gradient: torch.Tensor) -> torch.Tensor:
+        gradient = gradient.clone()
+        if cls.is_added:
+            distributed.all_reduce(gradient)
+        return gradient.chunk(distributed.get_world_size())[distributed.get_rank()]
+
+
+class GathersOwn(Gathers):
+    is_added = False
+
+
+class AveragesBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(_: Any, some: torch.Tensor) -> torch.Tensor:
+        return some.view_as(some)
+
+    @staticmethod
+    def backward(_: Any, gradient: torch.Tensor) -> torch.Tensor:
+        gradient = gradient.clone()
+        distributed.all_reduce(gradient)
+        return gradient / distributed.get_world_size()
+
+
+class Averaged(MLP):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.fc2(AveragesBackward.apply(self.act(self.fc1(x))))
+
+
+class GathersInside(MLP):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        outputs = super().forward(x)
+        if distributed.get_world_size() > 1:
+            outputs = Gathers.apply(outputs)
+        return (outputs @ outputs.T).logsumexp(1).mean()
+
+
+def contrastive_by(gathers: Any) -> Any:
+    def loss(some: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
+        some, others = gathers.apply(some), gathers.apply(others)
+        return functional.cross_entropy(some @ others.T, torch.arange(len(some)))
+
+    return ddp(loss=loss)
+
+
+@not_comparable("the forward of the model asks for other ranks", "move that to the loss")
+def a_loss_inside_the_model_that_gathers() -> Any:
+    run = watch(model := GathersInside())
+    parallel = DistributedDataParallel(model)
+    for step in steps_of(sgd(model.parameters())):
+        parallel(numbers(step, 0)[0]).backward()
+    return run
+
+
+right("equal rows", gradients_averaged_inside_of_the_model=lambda: ddp(Averaged(), batch=alike))
+right(rows_gathered_with_a_backward=lambda: contrastive_by(Gathers))
+wrong(
+    "divided by the number of ranks once too often", "an all_reduce without a backward",
+    rows_gathered_with_a_backward_of_own_rows=lambda: contrastive_by(GathersOwn),
+)  # fmt: skip
+
+
+@not_comparable("the optimizer synchronizes them itself")
+def an_optimizer_that_synchronizes() -> Any:
+    class Synchronizes(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            for each in self.param_groups[0]["params"]:
+                distributed.all_reduce(each.grad, distributed.ReduceOp.SUM)
+                each.grad /= 2
+            return super().step(closure)
+
+    return loop(optimizer=lambda parameters: Synchronizes(parameters, lr=0.1))
+
+
 # --- synchronization by hand, and without ---
 
 
@@ -241,7 +435,7 @@ def clip_shards(model: nn.Module, _: Any) -> None:
 
 bfloat16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
 right(
-    fsdp_clipped=lambda: loop(layout=nested, micro=2, clip_norm=0.05, before_step=clip(0.05)),
+    fsdp_clipped=lambda: loop(layout=nested, micro=2, before_step=clip(0.05)),
     fsdp_with_muon=lambda: loop(
         nn.Sequential(nn.Linear(8, 8, bias=False), nn.Tanh(), nn.Linear(8, 4, bias=False)),
         layout=nested,
@@ -303,7 +497,15 @@ class Drops(MLP):
         return self.fc2(functional.dropout(self.act(self.fc1(x)), 0.3))
 
 
-right(tensor_parallelism=tensor_parallel)
+right(
+    tensor_parallelism=tensor_parallel,
+    tensor_parallelism_on_a_mesh_without_names=lambda: loop(
+        layout=lambda model: parallelize_module(
+            model, init_device_mesh("cpu", (2,)), {"fc1": ColwiseParallel(), "fc2": RowwiseParallel()}
+        ),
+        batch=alike,
+    ),
+)
 wrong(
     "the layout computes another forward",
     no_all_reduce_after_a_row=lambda: tensor_parallel(output_layouts=Partial()),
