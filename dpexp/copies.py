@@ -5,6 +5,7 @@ What ``copy.deepcopy`` does otherwise with a module:
 a tensor that a forward has left in an attribute, a list, …   it raises; here a copy without its graph
 a hook of a parameter                                         it is dropped; here the copy has it, too
 a function in whose closure is a part of the module           it is shared; here it gets the copy's part
+a method that replaces one of the module's own                its closure is shared; here as of a function
 """
 
 import copy
@@ -79,7 +80,7 @@ def copied_module(
         for key, value in list(vars(part).items()):
             if isinstance(value, dict):  # of hooks, too
                 value.update({name: _of_copy(each, memo) for name, each in value.items() if _calls(each)})
-            elif _calls(value):
+            elif _calls(value) or isinstance(value, MethodType):
                 vars(part)[key] = _of_copy(value, memo)
     for parameter in module.parameters():
         if (own := memo.get(id(parameter))) is not None:  # a __deepcopy__ of a user need not pass the memo on
@@ -154,7 +155,7 @@ def _of_copy(value: Any, memo: Memo) -> Any:
     if id(value) in memo:
         return memo[id(value)]
     if isinstance(value, MethodType):
-        return MethodType(value.__func__, _of_copy(value.__self__, memo))
+        return MethodType(_of_copy(value.__func__, memo), _of_copy(value.__self__, memo))
     if isinstance(value, partial):
         keywords = {key: _of_copy(each, memo) for key, each in value.keywords.items()}
         return partial(_of_copy(value.func, memo), *(_of_copy(each, memo) for each in value.args), **keywords)

@@ -3,6 +3,7 @@
 import threading
 from dataclasses import dataclass
 from functools import partial
+from types import MethodType
 from typing import Any
 
 import pytest
@@ -95,10 +96,13 @@ def test_a_hook_of_a_copy_writes_to_the_copy(hook: Any) -> None:
     assert torch.equal(made(ROWS), model(ROWS))
 
 
-def test_a_forward_that_was_replaced_by_a_closure_computes_with_the_copys_parameters() -> None:
+@pytest.mark.parametrize("is_method", [False, True])
+def test_a_forward_that_was_replaced_by_a_closure_computes_with_the_copys_parameters(is_method: bool) -> None:
     model = nn.Sequential(nn.Linear(6, 2))
     forward = model.forward
     model.forward = lambda x: 2 * forward(x)  # type: ignore[method-assign, assignment]
+    if is_method:
+        model.forward = MethodType(lambda _, x: 2 * forward(x), model)  # type: ignore[method-assign]
     made = copied_module(model)
     made(ROWS).sum().backward()
     assert made[0].weight.grad is not None
