@@ -70,6 +70,7 @@ def rules(loss: Callable[[Any], float], inputs: Any) -> dict[Rule, float] | None
     }
     known: dict[Rule, float] = dict.fromkeys([ROWS, SUM, *(("labels", path) for path in labels)], 0.0)
     known |= {("labels after the first", path): 0.0 for path, each in labels.items() if each.dim() > 1}
+    given = math.nan
     for path in ("", *labels):
         whole = _with_ignored(inputs, path, rows // 2) if path else inputs
         halves = [_cut(whole, rows, part) for part in (slice(0, rows // 2), slice(rows // 2, None))]
@@ -79,6 +80,10 @@ def rules(loss: Callable[[Any], float], inputs: Any) -> dict[Rule, float] | None
             if not path:
                 return {}
             continue
+        if not path:
+            given = losses[0]
+        elif losses[0] == given:
+            continue  # it does not read these labels
         if all(map(math.isfinite, losses)):
             fitting = {each: max(error, known[each]) for each, error in _errors(known, losses, halves)}
             known = fitting if fitting or not path else known  # labels that it does not ignore
