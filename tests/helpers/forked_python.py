@@ -227,7 +227,7 @@ def preload() -> None:
     gc.disable()
     ours = [module.name for module in pkgutil.walk_packages(dpexp.__path__, "dpexp.")]
     for name in (*PRELOADED, *ours):
-        if name != RUN_AS_MAIN:
+        if name != RUN_AS_MAIN and not name.startswith("dpexp.integrations."):  # of other packages
             importlib.import_module(name)
     inspect.getmodule(sys._getframe())  # which lists the files of all modules
     gc.freeze()
