@@ -7,31 +7,18 @@ from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import wraps
 from typing import Any, Protocol
 
 import torch
 from torch.nn import functional
 
-from dpexp.watch.hooks import replaced
+from dpexp.watch.hooks import Replaced, replaced
 
 
 class _Observes(Protocol):
     def observed(self, function: Callable[..., Any], /) -> Callable[..., Any]: ...
-
-
-@dataclass(frozen=True)
-class Replaced:
-    """Functions that others stand for."""
-
-    handles: Sequence[Any]
-
-    def remove(self) -> None:
-        """Put the functions back."""
-        for handle in self.handles:
-            handle.remove()
 
 
 def torch_losses() -> list[Callable[..., Any]]:
@@ -48,7 +35,7 @@ def observe_torch_losses(run: _Observes) -> Replaced:
     ``torch.compile`` traces is left as it is.
     """
     inside = threading.local()
-    return Replaced([replaced(each, _observed(each, run.observed(each), inside)) for each in torch_losses()])
+    return replaced({each: _observed(each, run.observed(each), inside) for each in torch_losses()})
 
 
 def _observed(function: Any, observed: Callable[..., Any], inside: threading.local) -> Callable[..., Any]:
