@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn.parallel import DistributedDataParallel
 
 from dpexp import devices, tensors
@@ -85,7 +86,8 @@ class Call:
     says from where in the program it is called. ``gradients``
     are the loop's, by the place of the leaf; without any, no backward has reached the call. ``backward`` is
     the number of the pass that reached it first, ``losses`` are the places of the losses that lead to it, in
-    the same window.
+    the same window. Of a loss that is not the whole one the loop may differentiate any multiple:
+    ``coefficient`` is that, where it is known.
     """
 
     part: str
@@ -107,6 +109,8 @@ class Call:
     buffers: Mapping[str, torch.Tensor] = field(default_factory=dict)
     function: Callable[..., Any] | None = None
     site: int = 0
+    is_whole: bool = True
+    coefficient: float | None = None
     value: torch.Tensor | None = None
     backward: int = 0
     losses: Sequence[int] = ()
@@ -160,14 +164,15 @@ def detached_copy(value: Any) -> Any:
 class ObservedLoss:
     """A loss, which is seen when it is called; everything else of it is as it was."""
 
-    def __init__(self, loss: Callable[..., Any], calls: LoopCalls) -> None:
-        self._loss, self._calls = loss, calls
+    def __init__(self, loss: Callable[..., Any], calls: LoopCalls, is_whole: bool = True) -> None:
+        self._loss, self._calls, self._is_whole = loss, calls, is_whole
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         seen, (args, kwargs) = self._calls.loss_called(self._loss, (args, kwargs))
         value = self._loss(*args, **kwargs)
         if seen is not None and isinstance(value, torch.Tensor):
-            seen.call = replace(seen.call, value=value.detach().clone())
+            seen.call = replace(seen.call, value=value.detach().clone(), is_whole=self._is_whole)
+            seen.end = None if self._is_whole else _end_of([value])
         return value
 
     def seen(self, *args: Any, **kwargs: Any) -> Any:
@@ -193,6 +198,7 @@ class _Seen:
     call: Call
     span: range = range(0)
     sources: Sequence[tuple[Any, int]] = ()
+    end: GradientEdge | None = None
     gradients: dict[int, torch.Tensor] = field(default_factory=dict)
     backward: int = 0
     losses: set[_Seen] = field(default_factory=set)
@@ -329,6 +335,22 @@ class LoopCalls:
 
         return called
 
+    def objective(self, value: torch.Tensor) -> None:
+        """The loop minimizes this scalar: the coefficients that losses have in it are meant."""
+        some = [(seen, seen.end) for seen in (*self._of_model, *self._of_loss) if seen.end is not None]
+        if not (some and self._is_on and value.requires_grad):
+            return
+        self.is_paused = True
+        try:
+            found = torch.autograd.grad(value, [end for _, end in some], retain_graph=True, allow_unused=True)
+        except RuntimeError:  # of a backward that runs once: the coefficients stay unknown
+            return
+        finally:
+            self.is_paused = False
+        for (seen, _), each in zip(some, found, strict=True):
+            seen.call = replace(seen.call, coefficient=None if each is None else float(each))
+            seen.end = None
+
     def loss_called(self, function: Callable[..., Any], inputs: Any) -> tuple[_Seen | None, Any]:
         """The call, and its arguments as other tensors: the loop's also get the gradient of other uses."""
         if not self._is_on or self._thread.depth or self._pass:
@@ -432,7 +454,7 @@ class LoopCalls:
             left=list(left),
             drawn=RandomState.now(seen.call.autocast.kind),
         )
-        seen.span = range(seen.span.start, _sequence())
+        seen.span, seen.end = range(seen.span.start, _sequence()), _end_of(leaves)
         self._follow(seen, leaves, self._of_model)
 
     def _drop_open(self) -> None:
@@ -611,6 +633,12 @@ def _plain(module: nn.Module) -> dict[str, Any]:
     """Attributes that are numbers or flags, which a loop may change, and a forward may count in."""
     items = vars(module).items()
     return {key: each for key, each in items if isinstance(each, bool | int | float) and key[:4] != "_is_"}
+
+
+def _end_of(values: Iterable[torch.Tensor]) -> GradientEdge | None:
+    """Where the only scalar with a gradient comes from."""
+    scalars = [each for each in values if each.requires_grad and not each.dim()]
+    return get_gradient_edge(scalars[0]) if len(scalars) == 1 else None
 
 
 def _sequence() -> int:

@@ -22,7 +22,7 @@ from dpexp.verification.compare import Difference, whole_error
 from dpexp.verification.diagnosis.patterns import Fit, fit, multiple, scalings
 from dpexp.verification.result import row_of
 from dpexp.watch.ranks import LoopRanks
-from dpexp.watch.weights import Weighed, are_alike
+from dpexp.watch.weights import UNSTATED, Weighed, are_alike
 
 SAMPLE = 4096
 """So many numbers of each parameter are read at most."""
@@ -229,7 +229,7 @@ class _Factors:
         everywhere = [each for of_rank in self.by_rank for each in of_rank]
         if max(everywhere) - min(everywhere) < 5 * FITS * self.most:
             times = sum(everywhere) / len(everywhere)
-            if not (causes and abs(times - 1) < SAME):
+            if not causes or (abs(times - 1) > SAME and self.case.weighed.is_whole):
                 causes.append(self._of_scale(times))
         elif self.is_of_ranks:
             causes += self._of_ranks()
@@ -344,6 +344,8 @@ class _Factors:
         cause = " or ".join(fitting) or self._of_any_scale(times)
         if size > 1 and abs(times * size - 1) < SAME:
             cause += " (an all_reduce without a backward?)"
+        if not (self.case.weighed.is_whole or self.is_part):
+            raise NotComparableError(UNSTATED.format(cause=cause, times=times))
         those = "these gradients are" if self.is_part else "all gradients are"
         return f"{cause}: {those} {times:.4g} times as large as they should be"
 

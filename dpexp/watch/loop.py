@@ -80,7 +80,7 @@ class WatchedLoop:
         self._step: Step | None = None
         self._stepped: Stepped | None = None
         self._residue: dict[str, torch.Tensor] = {}
-        self._held, self._reached = set[str](), set[str]()
+        self._held, self._reached, self._changed = set[str](), set[str](), set[str]()
         self._stepping: torch.optim.Optimizer | None = None
         self._inside = self._closures = 0
         self._done_in_window: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
@@ -114,9 +114,18 @@ class WatchedLoop:
         replay = Replay(model)
         return cls(model, options, Recording.begin(model, name, stated) if track else Recording(), replay)
 
-    def observed(self, loss: Callable[..., Any]) -> ObservedLoss:
-        """Another function that is part of the loop's loss, observed as ``loss`` is."""
-        return ObservedLoss(loss, self._calls)
+    def observed(self, loss: Callable[..., Any], is_whole: bool = True) -> ObservedLoss:
+        """Another function that is part of the loop's loss, observed as ``loss`` is.
+
+        Of one that is not the whole loss the loop may differentiate a multiple.
+        """
+        return ObservedLoss(loss, self._calls, is_whole)
+
+    def objective(self, value: torch.Tensor) -> None:
+        """State what the loop is going to minimize: a scalar with a gradient, which it divides by its
+        micro-batches. The coefficients that losses have in it are meant.
+        """
+        self._calls.objective(value)
 
     def outside(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """The function, inside of which no call of the model is under way, as a framework's wrapper calls a
@@ -373,6 +382,9 @@ class WatchedLoop:
             return
         assert self._ranks is not None
         is_first = not self._done_in_window
+        self._changed |= {
+            name for name, each in held.items() if self._trained.get(name) != each.requires_grad
+        }
         self._done_in_window.add(optimizer)
         sides, judge = self._sides(self._ranks, self._step.number)
         try:
@@ -550,7 +562,11 @@ class WatchedLoop:
         watch began.
         """
         now = {name: each.requires_grad for name, each in named_parameters(self._model).items()}
-        changed = [name for name, was in self._trained.items() if now.get(name, was) != was]
+        changed = [  # by the steps that train it: the optimizers of adversarial nets are toggled
+            name
+            for name, was in self._trained.items()
+            if name in self._changed or (name not in self._held and now.get(name, was) != was)
+        ]
         if changed:
             self.warnings[f"requires_grad of {listed(changed)} was changed after dpexp.watch"] = None
         if self.steps < 2:

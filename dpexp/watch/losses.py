@@ -18,7 +18,7 @@ from dpexp.watch.hooks import Replaced, replaced
 
 
 class _Observes(Protocol):
-    def observed(self, function: Callable[..., Any], /) -> Callable[..., Any]: ...
+    def observed(self, function: Callable[..., Any], /, *, is_whole: bool) -> Callable[..., Any]: ...
 
 
 def torch_losses() -> list[Callable[..., Any]]:
@@ -35,7 +35,9 @@ def observe_torch_losses(run: _Observes) -> Replaced:
     ``torch.compile`` traces is left as it is.
     """
     inside = threading.local()
-    return replaced({each: _observed(each, run.observed(each), inside) for each in torch_losses()})
+    return replaced(
+        {each: _observed(each, run.observed(each, is_whole=False), inside) for each in torch_losses()}
+    )
 
 
 def _observed(function: Any, observed: Callable[..., Any], inside: threading.local) -> Callable[..., Any]:

@@ -279,6 +279,8 @@ def _weighed(
             raise
         judge.warn(f"the weights of the loss were not compared: {why}")  # it was not stated
         return unweighed(window)
+    if weighed.unknown:
+        raise NotComparableError(weighed.unknown)
     if weighed.apart and not any(sides.ranks.all_gather(bool(asked))):
         raise NotComparableError(
             f"the loss of a row depends on other rows (apart {weighed.apart:.1e}), so it is another one with "

@@ -23,7 +23,7 @@ from dpexp import devices, tensors
 from dpexp.config.errors import NotComparableError
 from dpexp.copies import copied_module
 from dpexp.verification.alone import alone
-from dpexp.verification.diagnosis.patterns import multiple
+from dpexp.verification.diagnosis.patterns import multiple, scalings
 from dpexp.watch.calls import Call, Window
 from dpexp.watch.counts import Counted, counted_alike, scalar_of, shares_of
 from dpexp.watch.ranks import LoopRanks
@@ -33,6 +33,10 @@ APART = 1e-4
 """A gradient so far from every multiple of another has another direction."""
 DRIFT = 0.02
 """Nobody writes coefficients that are nearer to each other."""
+UNSTATED = (
+    "{cause}, or the loss has this coefficient ({times:.4g}), which cannot be told apart: name the function "
+    "that returns the whole loss (loss=)"
+)
 STATE_WEIGHT = "state weight=, a function of the loss's arguments (of the model's where the loss is inside)"
 
 
@@ -45,7 +49,9 @@ class Weighed:
     loop counts losses otherwise than a single device. ``apart``: how far a gradient of the loop is from any
     multiple of the expected one. ``is_known``: the loss of all rows, computed alone, is that of the loop.
     ``times`` are the scales that the gradients may have beside 1; ``is_free``:
-    any one, since the loop says what its loss is divided by, unless it is one of the usual errors.
+    any one, since the loop says what its loss is divided by, unless it is one of the usual errors. Where
+    losses are not ``is_whole`` the loop may differentiate a multiple of them; ``unknown`` says why that one
+    cannot be told from a usual error.
     """
 
     factors: Sequence[float]
@@ -59,13 +65,16 @@ class Weighed:
     times: Sequence[float] = (1.0,)
     terms: int = 1
     is_free: bool = False
+    is_whole: bool = True
+    unknown: str = ""
 
 
 @dataclass(frozen=True)
 class Term:
     """The losses of one place in every backward pass: ``own`` are this rank's, by their number.
 
-    ``factors`` are those of this rank, ``everywhere`` those of all ranks that count.
+    ``factors`` are those of this rank, ``everywhere`` those of all ranks that count: of the loss times its
+    ``coefficient``, where that is known.
     """
 
     own: Sequence[int]
@@ -75,6 +84,7 @@ class Term:
     cause: str
     apart: float
     is_known: bool
+    coefficient: float | None
 
 
 def unweighed(window: Window) -> Weighed:
@@ -132,7 +142,11 @@ class Weighing:
                 )
         means = [_mean(term.everywhere) for term in terms]
         scale = max(means, key=abs, default=1.0) or 1.0
-        times = {1.0} if is_alone else {1.0, scale / (sum(means) or scale)}
+        is_stated = all(term.coefficient is not None for term in terms)
+        times = {1.0} if is_alone or is_stated else {1.0, scale / (sum(means) or scale)}
+        coefficient = terms[0].coefficient if is_alone else None
+        usual = scalings(len(self._chosen), "rank", passes).items() if coefficient is not None else ()
+        like = [cause for cause, value in usual if abs((coefficient or 0) / value - 1) < 1e-3]
 
         def of(places: Sequence[int]) -> float:
             """The factor of what leads to these losses."""
@@ -160,6 +174,8 @@ class Weighing:
             sorted(times),
             len(terms),
             any(term.counted.is_free for term in terms) or is_mixed or not is_like,
+            is_stated or all(each.is_whole for each in losses),
+            UNSTATED.format(cause=" or ".join(like), times=coefficient) if like else "",
         )
 
     # --- one term ---
@@ -186,13 +202,29 @@ class Weighing:
         whole = [
             [each if math.isfinite(each) and each else like for each in of_rank] for of_rank, _ in by_rank
         ]
+        coefficient = self._coefficient(own)
+        if coefficient is not None and not counted.is_free:
+            whole = [[each / coefficient for each in of_rank] for of_rank in whole]
         everywhere = [each for rank in self._chosen for each in whole[rank]]
         cause = self._cause(own, whole, counted)
         is_known = all(math.isclose(_value_of(each), joined, rel_tol=1e-3) for each in own)
-        far = max(far for _, far in by_rank)
         return Term(
-            places, whole[ranks.rank], everywhere, counted, cause, far, all(ranks.all_gather(is_known))
+            places,
+            whole[ranks.rank],
+            everywhere,
+            counted,
+            cause,
+            max(far for _, far in by_rank),
+            all(ranks.all_gather(is_known)),
+            coefficient,
         )
+
+    def _coefficient(self, own: Sequence[Call]) -> float | None:
+        """That of the loss in what the loop says to minimize; None where it is not one for all calls."""
+        by_rank = self._ranks.all_gather([each.coefficient for each in own])
+        found = [each for rank in self._chosen for each in by_rank[rank]]
+        known = [each for each in found if each]
+        return known[0] if known and len(known) == len(found) and are_alike(known, 1e-3) else None
 
     def _confirmed(
         self, own: Sequence[Call], factors: list[float], apart: float, counted: Counted
