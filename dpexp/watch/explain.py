@@ -85,7 +85,7 @@ class Case:
     right: Tensors
     total: Tensors
     columns: Sequence[Tensors]
-    carried: Sequence[Tensors]
+    carried: Sequence[Tensors] | None
     residue: Tensors
     counted: Sequence[int]
     limit: float
@@ -109,7 +109,7 @@ def explain(case: Case) -> str:
     Raises NotComparableError where a right loop may have these gradients.
     """
     ranks, names = case.ranks, [name for name in case.total if name in case.held]
-    by_rank = ranks.all_gather((list(case.columns), list(case.carried)))
+    by_rank = ranks.all_gather((list(case.columns), list(case.carried or ())))
     chosen = sorted(set(case.counted))
     calls = [(rank, number) for rank in chosen for number in range(len(by_rank[rank][0]))]
     columns = [by_rank[rank][0][number] for rank, number in calls]
@@ -134,8 +134,9 @@ def explain(case: Case) -> str:
 
     if (of_all := fitted(names)) is not None:
         return _with_clipping(case, of_all.cause())
-    if any(ranks.all_gather(bool(carried))) and fitted(names, others=carried) is not None:
-        if all(ranks.all_gather(case.is_for_others)):
+    is_unknown = case.carried is None
+    if is_unknown or (any(ranks.all_gather(bool(carried))) and fitted(names, others=carried) is not None):
+        if not is_unknown and all(ranks.all_gather(case.is_for_others)):
             return "zero_grad is missing: gradients of a pass for another model's optimizer are in it"
         raise NotComparableError(
             "gradients from before the step of another optimizer are in it: if that is not meant, zero_grad "

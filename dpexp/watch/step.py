@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -353,12 +354,10 @@ def compare_gradients(
     if failed is None:
         _check_drift(sides, judge, step, found)
         return Stepped(before, gradients, found, is_active)
-    columns, carried = ranks.together(
-        lambda: (
-            by_pass(step.window, weighed, sides.replay),
-            by_pass(observed.carried, unweighed(observed.carried), sides.replay),
-        )
-    )
+    columns = ranks.together(lambda: by_pass(step.window, weighed, sides.replay))
+    carried: Sequence[Tensors] | None = None
+    with suppress(NotComparableError):  # the step of the other optimizer has changed the model
+        carried = ranks.together(lambda: by_pass(observed.carried, unweighed(observed.carried), sides.replay))
     case = Case(
         ranks=ranks,
         held=held,
