@@ -619,11 +619,17 @@ class LoopCalls:
             seen.backward = seen.backward or self.passes
 
 
+OUTSIDE = f"{LoopCalls.outside.__qualname__}.<locals>.called"
+
+
 def _site() -> int:
-    """The lines of the program that are under way, as a number: the same in every process."""
+    """The lines of the program that are under way, as a number: the same in every process.
+
+    What is around a step that a framework calls (``outside``) is not the program's, and not always the same.
+    """
     lines: list[str] = []
     frame: Any = sys._getframe(2)
-    while frame is not None and len(lines) < DEPTH:
+    while frame is not None and len(lines) < DEPTH and frame.f_code.co_qualname != OUTSIDE:
         lines.append(f"{frame.f_code.co_filename}:{frame.f_lineno}")
         frame = frame.f_back
     return zlib.crc32("\n".join(lines).encode())
