@@ -33,7 +33,7 @@ except ModuleNotFoundError:
 Function = Callable[..., Any]
 
 
-class WatchCallback(Callback):  # type: ignore[misc]
+class WatchCallback(Callback):
     """Watches the first ``steps`` optimizer steps of each ``fit``, as ``dpexp.watch`` does.
 
     ``loss`` is the whole loss that ``training_step`` calls: a function, or the name of an attribute of the
