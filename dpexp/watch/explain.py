@@ -68,15 +68,16 @@ class FoundError(Exception):
 class Case:
     """What the optimizer got (``found``) of the parameters it ``held``, and what is ``right``.
 
-    ``columns`` are what each backward pass of this rank should add, before clipping; ``total`` is their sum
-    over all ranks. ``counted`` are the ranks whose calls count; ``residue`` is what the steps before have
-    left, and ``carried`` what passes before the step of another optimizer would add, which went on to inputs
-    if they were ``is_for_others``. These are ``sampled``. ``clip`` is the limit of clipping
-    at the end, or the user's; ``misplaced`` is what is wrong with the calls that clip. ``limit`` is what is
-    rounding. ``scale`` is GradScaler's, ``passes`` how often backward was called. ``is_edited``: after the
-    last pass the loop has written to gradients by code of its own. ``is_by_grad``: they come from
+    ``columns`` are what each backward pass of this rank should add, before clipping; ``total`` is their
+    sum over all ranks. ``counted`` are the ranks whose calls count; ``residue`` is what the steps before
+    have left, and ``carried`` what passes before the step of another optimizer would add, which went on
+    to inputs if they were ``is_for_others``. These are ``sampled``. ``clip`` is the limit of clipping at
+    the end, or the user's; ``misplaced`` is what is wrong with the calls that clip. ``limit`` is what is
+    rounding. ``scale`` is GradScaler's, ``passes`` how often backward was called. ``is_edited``: after
+    the last pass the loop has written to gradients by code of its own. ``is_by_grad``: they come from
     autograd.grad. ``hook`` is that of DDP's communication, ``hooked`` are parameters with hooks that the
-    model as written had not, ``takes_inputs`` the passes of this rank whose calls' inputs get gradients.
+    model as written had not, ``is_partial``: another optimizer holds the rest of the model,
+    ``takes_inputs`` the passes of this rank whose calls' inputs get gradients.
     """
 
     ranks: LoopRanks
@@ -100,6 +101,7 @@ class Case:
     hook: str
     hooked: Sequence[str]
     is_for_others: bool
+    is_partial: bool
     takes_inputs: Sequence[int]
 
 
@@ -230,8 +232,10 @@ class _Factors:
         everywhere = [each for of_rank in self.by_rank for each in of_rank]
         if max(everywhere) - min(everywhere) < 5 * FITS * self.most:
             times = sum(everywhere) / len(everywhere)
-            if not causes or (abs(times - 1) > SAME and self.case.weighed.is_whole):
+            if not causes:
                 causes.append(self._of_scale(times))
+            elif abs(times - 1) > SAME and self.case.weighed.is_whole and not self.case.weighed.is_free:
+                causes += self._scalings(times, self.size)
         elif self.is_of_ranks:
             causes += self._of_ranks()
         else:
@@ -342,6 +346,11 @@ class _Factors:
             _refuse_what_may_be_meant(self.case)
         if is_whole and round(divisor) != micro and self.case.clip is None:
             fitting.append(f"{plural(micro, 'micro-batch')} divided by {round(divisor)}")
+        if self.case.is_partial and times < 1 and self.case.passes == 1:
+            raise NotComparableError(
+                f"its gradients are {times:.4g} times as large as they should be, and another optimizer, which "
+                "holds the rest of the model, may step at other times: watch one optimizer's loop at a time"
+            )
         cause = " or ".join(fitting) or self._of_any_scale(times)
         if size > 1 and abs(times * size - 1) < SAME:
             cause += " (an all_reduce without a backward?)"

@@ -57,6 +57,8 @@ class Seen:
     is_unscaled: bool = False
     is_scaled: bool = False
     scaler: Any = None
+    unclipped: Mapping[str, torch.Tensor] | None = None
+    of_pass: int = -1
 
 
 class WatchedLoop:
@@ -239,6 +241,10 @@ class WatchedLoop:
             is_empty = all(each.grad is None for each in parameters)
             seen = Clip(kind, some, limit, norm, norm_type, passes, not self._seen.is_unscaled, is_empty)
             self._seen.clips.append(seen)
+            if passes != self._seen.of_pass:  # else they are clipped already
+                own = named_parameters(self._model).items()
+                grads = {name: full(each.grad) for name, each in own if each.grad is not None}
+                self._seen.unclipped, self._seen.of_pass = sampled(grads), passes
             self._calls.may_be_skipped |= bool(some & {id(each) for each in self._model.parameters()})
 
     def is_scaling(self, scaler: Any) -> None:
@@ -413,6 +419,7 @@ class WatchedLoop:
             calls.passes,
             [each if seen.is_scaled else replace(each, is_scaled=False) for each in seen.clips],
             self._residue,
+            seen.unclipped if seen.of_pass == calls.passes else None,
             self._carried_to(optimizer),
             seen.is_scaled,
             seen.scaler.get_scale() if seen.scaler is not None and seen.scaler.is_enabled() else 1.0,

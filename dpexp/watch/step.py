@@ -29,7 +29,7 @@ from dpexp.watch import clipping, update
 from dpexp.watch.calls import Call, Window, full
 from dpexp.watch.clipping import Clip
 from dpexp.watch.expected import by_pass, expected
-from dpexp.watch.explain import Case, explain
+from dpexp.watch.explain import Case, explain, sampled
 from dpexp.watch.judge import Judge, Tensors
 from dpexp.watch.options import Options
 from dpexp.watch.ranks import LoopRanks
@@ -41,7 +41,8 @@ from dpexp.watch.weights import STATE_WEIGHT, Weighed, Weighing, loss_of_all_row
 class Observed:
     """What was seen of a step before an optimizer steps.
 
-    ``residue`` are the gradients that the steps before have left. ``before`` are calls since the optimizer's
+    ``residue`` are the gradients that the steps before have left, ``unclipped`` some numbers of those before
+    they were clipped. ``before`` are calls since the optimizer's
     last step that a step of another one has closed. ``written`` are ids of the parameters that the model as
     written had.
     """
@@ -50,6 +51,7 @@ class Observed:
     passes: int
     clips: Sequence[Clip] = ()
     residue: Tensors | None = None
+    unclipped: Tensors | None = None
     carried: Window = field(default_factory=Window)
     is_scaled: bool = False
     scale: float = 1.0
@@ -149,6 +151,11 @@ def _check_alike(judge: Judge, parameters: Tensors, when: str) -> None:
     """Raise FoundError where ranks have other parameters."""
     if judge.ranks.size == 1:
         return
+    shapes = judge.ranks.all_gather({name: tuple(each.shape) for name, each in parameters.items()})
+    if any(each != shapes[0] for each in shapes):
+        raise NotComparableError(
+            "ranks have other models, as the stages of a pipeline: these are not compared"
+        )
     by_rank = judge.ranks.all_gather(digests(parameters))
     names = [name for name, bits in by_rank[0].items() if any(each.get(name) != bits for each in by_rank)]
     if names:
@@ -380,6 +387,7 @@ def compare_gradients(
         hook=observed.hook,
         hooked=[name for name in hooked_parameters(sides.model) if name in held],
         is_for_others=all(each.feeds_back for each in observed.carried.calls),
+        is_partial=any(each.requires_grad and name not in held for name, each in own.items()),
         takes_inputs=_taking_inputs(step.window),
     )
     judge.fail("gradients", f"of '{failed.tensor}' differ by {failed.error:.1e}", explain(case), failed)
@@ -403,7 +411,8 @@ def _times(step: Step, observed: Observed, found: Tensors, held: Mapping[str, nn
     """The scale of the loop's gradients that is taken as right: one for all."""
     weighed = step.weighed
     own = {name: each for name, each in step.sums.items() if name in held}
-    fitted = multiple(found, own)
+    before = observed.unclipped
+    fitted = multiple(found, own) if before is None else multiple(before, sampled(own))
     if fitted is None or not math.isfinite(fitted.factors[0]) or not fitted.factors[0]:
         return 1.0
     (times,) = fitted.factors
@@ -435,7 +444,10 @@ def _check_drift(sides: Sides, judge: Judge, step: Step, found: Tensors) -> None
     """
     weighed = step.weighed
     factors = weighed.of_losses
-    if weighed.terms > 1 or not factors or max(factors) - min(factors) < 1e-4 * max(map(abs, factors)):
+    grads = [each for call in (*step.window.calls, *step.window.losses) for each in call.gradients.values()]
+    eps = max(sides.ranks.all_gather(max((torch.finfo(each.dtype).eps for each in grads), default=0.0)))
+    least = max(1e-4, 2 * eps)
+    if weighed.terms > 1 or not factors or max(factors) - min(factors) < least * max(map(abs, factors)):
         return
     mean = sum(factors) / len(factors)
     nearest = math.copysign(2.0 ** round(math.log2(abs(mean))), mean) if mean else 1.0  # it rounds nothing

@@ -113,11 +113,10 @@ class Weighing:
             for which in {number for number, _ in by_rank[rank]}
         }
         is_mixed = len(of_passes) > 1
-        names = [""] if is_mixed else sorted({key for _, key in chosen})
+        names = sorted({key for _, key in chosen})
         passes = max(len({number for number, _ in by_rank[rank]}) for rank in self._chosen)
         terms = [
-            self._term(losses, [place for place, key in enumerate(keys) if key == name or is_mixed])
-            for name in names
+            self._term(losses, [place for place, key in enumerate(keys) if key == name]) for name in names
         ]
         return self._weighed(window, losses, terms, is_mixed, passes)
 
@@ -154,6 +153,9 @@ class Weighing:
             return _mean(own) if own and is_alone else scale
 
         is_inside = losses is window.calls
+        has_others = not (
+            is_inside or all(call.losses for call in window.calls)
+        )  # of a loss that is not seen
         own = [of([place] if is_inside else call.losses) for place, call in enumerate(window.calls)]
         penalties = [
             of([place for place, loss in enumerate(losses) if loss.backward == each.backward])
@@ -173,7 +175,7 @@ class Weighing:
             all(term.is_known for term in terms),
             sorted(times),
             len(terms),
-            any(term.counted.is_free for term in terms) or is_mixed or not is_like,
+            any(term.counted.is_free for term in terms) or is_mixed or not is_like or has_others,
             is_stated or all(each.is_whole for each in losses),
             UNSTATED.format(cause=" or ".join(like), times=coefficient) if like else "",
         )
@@ -280,6 +282,9 @@ class Weighing:
             return ""
         if are_alike(every, 1e-3):
             return f"{of} of unequal {what or 'rows'} are averaged as if equal {instead}"
+        numbers = [len(by_rank[rank]) for rank in self._chosen for _ in by_rank[rank]]
+        if are_alike([a * b for a, b in zip(every, numbers, strict=True)], 1e-3):
+            return f"ranks of unequal numbers of micro-batches are averaged as if equal {instead}"
         rows = [each for rank in self._chosen for each in kinds[rank]["rows"]]
         if all(rows) and are_alike([a / b for a, b in zip(every, rows, strict=True)], 1e-3):
             return f"{of} are weighted by their rows, and the loss averages over {what} {instead}"
