@@ -348,7 +348,7 @@ class _Factors:
             fitting.append(f"{plural(micro, 'micro-batch')} divided by {round(divisor)}")
         if self.case.is_partial and times < 1 and self.case.passes == 1:
             raise NotComparableError(
-                f"its gradients are {times:.4g} times as large as they should be, and another optimizer, which "
+                f"they are {times:.4g} times as large as they should be, and another optimizer, which "
                 "holds the rest of the model, may step at other times: watch one optimizer's loop at a time"
             )
         cause = " or ".join(fitting) or self._of_any_scale(times)
