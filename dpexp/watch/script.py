@@ -100,14 +100,14 @@ class ScriptWatch:
         is_wrong = self._processes is not None and any(Path(self._processes.name).iterdir())
         return is_wrong or (run is not None and bool(run.findings))
 
-    def observed(self, function: Function) -> Function:
+    def observed(self, function: Function, *, is_whole: bool) -> Function:
         """A loss function, which the run observes, unless there are other models: it may be theirs."""
 
         def observe(*args: Any, **kwargs: Any) -> Any:
             if self._run is None or self._run.done or self._others:
                 return function(*args, **kwargs)
             if function not in self._losses:
-                self._losses[function] = self._run.observed(function)
+                self._losses[function] = self._run.observed(function, is_whole)
             return self._losses[function](*args, **kwargs)
 
         return observe
