@@ -80,7 +80,7 @@ wrong("number of ranks once too often", reduced=lambda: fit_two(Reduced(), "crit
 not_comparable("ranks", "loss=", times_the_ranks=lambda: fit_two(of(Module, coefficient=2)))
 wrong("zero_grad is missing", without_zero_grad=lambda: fit_two(of(Manual, zeroes=False)))
 wrong(
-    "not synchronized", "net.0.weight, net.0.bias became trainable",
+    "not synchronized", "made trainable after the wrapper",
     unfrozen=lambda: fit_two(Module(), callbacks=[Unfreezing()], rows=6, max_epochs=2),
 )  # fmt: skip
 wrong("so ranks differ", besides=lambda: fit_two(Besides()))
