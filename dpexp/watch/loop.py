@@ -381,6 +381,8 @@ class WatchedLoop:
         """Compare the gradients, before the optimizer's step."""
         if self._step is None or self._window != self._calls.windows:
             self._step = None  # its memory
+            if self._is_empty(held):
+                return
             self._window, self._step = self._calls.windows, self._new_step(optimizer)
             self._done_in_window.clear()
         elif optimizer in self._done_in_window:
@@ -455,11 +457,22 @@ class WatchedLoop:
         if self.steps >= self._wanted:
             self._end()
 
-    def _new_step(self, optimizer: torch.optim.Optimizer) -> Step:
+    def _is_empty(self, held: Mapping[str, nn.Parameter]) -> bool:
+        """Whether it is a step of gradients that are zero, without a call of the model.
+
+        As torch.distributed.checkpoint takes one, to make the state of an optimizer.
+        """
         if self._ranks is None:
             self._ranks = LoopRanks()
+        self._ranks.meet()
+        if any(self._ranks.all_gather(bool(self._calls.window.calls))):
+            return False
+        gradients = [full(each.grad) for each in held.values() if each.grad is not None]
+        return not any(self._ranks.all_gather(any(bool(each.any()) for each in gradients)))
+
+    def _new_step(self, optimizer: torch.optim.Optimizer) -> Step:
         ranks = self._ranks
-        ranks.meet()
+        assert ranks is not None
         ranks.together(self._calls.check)
         observed = self._observed(optimizer)
         if not self.steps:

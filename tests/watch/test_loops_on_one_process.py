@@ -27,6 +27,7 @@ from loops import (
     watch,
 )
 from torch import nn
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
@@ -331,6 +332,13 @@ def steps_after_one_that_raised() -> Any:
     run, optimizer = watch(model := MLP(), mse), Fails(model.parameters(), lr=0.1)
     with pytest.raises(MemoryError):
         train(run, model, optimizer)
+    return train(run, model, optimizer)
+
+
+@right()
+def an_optimizer_whose_state_is_saved_before_it_steps() -> Any:
+    run, optimizer = watch(model := MLP(), mse), torch.optim.AdamW(model.parameters())
+    get_optimizer_state_dict(model, optimizer)  # which takes a step of zeros
     return train(run, model, optimizer)
 
 
