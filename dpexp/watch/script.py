@@ -4,7 +4,7 @@
     Trainer of Transformers, or of Lightning        what the callback of ``dpexp.integrations`` watches
     DistributedDataParallel, DataParallel, FSDP,    the model that is given, before anything is done to it;
     fully_shard, parallelize_module, prepare        of a part the outermost module that holds it
-    an optimizer, and then that module in training  the module that holds the optimizer's parameters
+    an optimizer, and then that module in training  the module that holds most of the optimizer's parameters
 
 The first of these counts. Each is replaced when the program imports its package; nothing is imported for it.
 """
@@ -14,6 +14,7 @@ from __future__ import annotations
 import gc
 import inspect
 import os
+import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from functools import partial, reduce, wraps
@@ -55,7 +56,8 @@ class ScriptWatch:
     """The watch of one program; ``wanted`` are ``steps``, ``name`` and ``track`` of ``dpexp.watch``."""
 
     def __init__(self, **wanted: Any) -> None:
-        self._wanted, self._pid, self._rank = wanted, os.getpid(), int(os.environ.get("RANK", 0))
+        self._wanted, self._pid = wanted, os.getpid()
+        self._rank = int(os.environ.get("RANK") or os.environ.get("LOCAL_RANK") or 0)
         self._run: WatchedLoop | None = None
         self._model: nn.Module | None = None
         self._is_over, self._how = False, ""
@@ -76,6 +78,7 @@ class ScriptWatch:
             then.pop(name)()
         sys.meta_path.insert(0, _Imports(then))
         sys.modules["dpexp"].__dict__["watch"] = self._watch_of_program
+        self._replace_popen()
         try:
             program()
         except BaseException as error:
@@ -90,7 +93,8 @@ class ScriptWatch:
         run = next((each.run for each in self._callbacks if each.run is not None), self._run)
         if run is not None:
             run.close(error)
-        lines = [f"nothing was watched: {self._note}" if run is None else str(run)]
+        notes = [note for each in self._callbacks if (note := getattr(each, "note", ""))]
+        lines = [f"nothing was watched: {[*notes, self._note][0]}" if run is None else str(run)]
         lines += [f"watched: {self._how}"] if self._run is not None else []
         others = f"not watched, so that losses are not compared: {listed(self._others)}"
         lines += [others] if self._others else []
@@ -98,9 +102,9 @@ class ScriptWatch:
         for line in lines if is_said and not (run is None and (error or self._processes)) else ():
             print(printable(redact(f"dpexp.watch: {line}")), file=sys.stderr)
         is_wrong = self._processes is not None and any(Path(self._processes.name).iterdir())
-        return is_wrong or (run is not None and bool(run.findings))
+        return is_wrong or (is_said and run is not None and bool(run.findings))
 
-    def observed(self, function: Function, *, is_whole: bool) -> Function:
+    def observed(self, function: Function, is_whole: bool = True) -> Function:
         """A loss function, which the run observes, unless there are other models: it may be theirs."""
 
         def observe(*args: Any, **kwargs: Any) -> Any:
@@ -121,11 +125,13 @@ class ScriptWatch:
     def _made(self, optimizer: Any) -> None:
         """Watch the module that holds the optimizer's parameters when it is called in training."""
         name = type(optimizer).__name__
-        holder = _holder({id(each) for group in optimizer.param_groups for each in group["params"]})
+        held = {id(each) for group in optimizer.param_groups for each in group["params"]}
+        holder = _holder(held)
         if holder is None:
-            self._note = f"no module holds all parameters of {name}" if self._model is None else self._note
+            self._note = f"no module holds what {name} optimizes" if self._model is None else self._note
             return
-        how = f"{type(holder).__name__}, optimized by {name}"
+        part = "" if held <= {*map(id, holder.parameters())} else "partly "
+        how = f"{type(holder).__name__}, {part}optimized by {name}"
         if self._is_over or self._model is not None:
             self._add_other(holder, how)
             return
@@ -143,8 +149,8 @@ class ScriptWatch:
         kind.__call__ = called
 
     def _watch(self, model: nn.Module, how: str) -> None:
-        """Begin to watch, if nothing is watched."""
-        if self._is_over:
+        """Begin to watch, if nothing is watched, and not in a process that the program forks."""
+        if self._is_over or os.getpid() != self._pid:
             self._add_other(model, how)
             return
         before, how_before, self._model, self._how, self._is_over = self._model, self._how, model, how, True
@@ -169,6 +175,22 @@ class ScriptWatch:
         return watch(*args, **kwargs)
 
     # --- what is replaced ---
+
+    def _replace_popen(self) -> None:
+        """A program that starts itself again, as Lightning does for its ranks, is watched there, too."""
+        kind: Any = subprocess.Popen
+        make, wanted = kind.__init__, self._wanted
+        options = ["--steps", str(wanted["steps"]), *(["--name", wanted["name"]] if wanted["name"] else [])]
+        options += [] if wanted["track"] else ["--no-track"]
+
+        @wraps(make)
+        def make_watched(process: Any, args: Any, *rest: Any, **given: Any) -> None:
+            path = getattr(sys.modules["__main__"], "__file__", None)
+            if isinstance(args, list) and args[:2] == [sys.executable, path]:
+                args = [sys.executable, "-m", "dpexp.watch", *options, *args[1:]]
+            make(process, args, *rest, **given)
+
+        kind.__init__ = make_watched
 
     def _replace_layouts(self, package: str) -> None:
         from dpexp.watch.hooks import replaced
@@ -305,10 +327,10 @@ def _outermost(part: nn.Module) -> nn.Module:
 
 
 def _holder(parameters: set[int]) -> nn.Module | None:
-    """The smallest module that holds all of these, by what is trainable; of equal ones the outermost."""
+    """The module that holds most of these; of several the smallest by what is trainable, and outermost."""
     found = []
     for module in _live():
         held = {id(each): each.requires_grad for each in module.parameters()}
-        if held.keys() >= parameters:
-            found.append((sum(held.values()), -len(list(module.modules())), module))
-    return min(found, key=lambda each: each[:2])[2] if found else None
+        if common := len(held.keys() & parameters):
+            found.append((-common, sum(held.values()), -len(list(module.modules())), module))
+    return min(found, key=lambda each: each[:3])[3] if found else None

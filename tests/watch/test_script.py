@@ -86,6 +86,28 @@ if __name__ == "__main__":
     multiprocessing.spawn(work, args=(os.getcwd(),), nprocs=2)
     print("every process has ended")
 """
+STARTS_ITSELF = """
+import subprocess
+from torch.nn.parallel import DistributedDataParallel
+
+rank = int(os.environ.get("LOCAL_RANK", 0))
+if not rank:
+    again = [sys.executable, os.path.abspath(sys.argv[0]), *words]
+    other = subprocess.Popen(again, env=os.environ | {"LOCAL_RANK": "1"})
+distributed.init_process_group("gloo", init_method=f"file://{os.getcwd()}/store", rank=rank, world_size=2)
+model = DistributedDataParallel(Net())
+torch.manual_seed(rank)
+train(model, torch.optim.AdamW(model.parameters()))
+distributed.barrier()
+distributed.destroy_process_group()
+if not rank:
+    print("the other has ended with", other.wait())
+"""
+TOGETHER = """
+encoder, decoder, scale = nn.Linear(8, 4), nn.Linear(4, 2), nn.Parameter(torch.ones(()))
+optimizer = torch.optim.AdamW([*encoder.parameters(), *decoder.parameters(), scale])
+train(lambda x: decoder(torch.tanh(encoder(x))) * scale, optimizer)
+"""
 ADVERSARIES = """
 class Critic(nn.Sequential):
     pass
@@ -176,6 +198,11 @@ def test_of_several_models_one_is_watched_and_the_others_are_said(tmp_path: Path
     )
 
 
+def test_of_an_optimizer_of_several_models_one_is_watched(tmp_path: Path) -> None:
+    done = run(tmp_path, TOGETHER, "weighted")
+    says(done, 0, "right: 4 steps", "watched: Linear, partly optimized by AdamW")
+
+
 def test_a_script_that_watches_itself_is_left_alone(tmp_path: Path) -> None:
     done = run(tmp_path, ITS_OWN, "accumulated")
     says(done, 0, "nothing was watched: the program calls dpexp.watch itself")
@@ -199,11 +226,16 @@ def test_ranks_of_torchrun(tmp_path: Path, layout: str, is_right: bool, text: st
     assert done.stderr.count("watched:") == 1
 
 
+@pytest.mark.parametrize(
+    ("program", "end"),
+    [(SPAWNED, "every process has ended"), (STARTS_ITSELF, "the other has ended with 0")],
+    ids=["spawned", "itself"],
+)
 @pytest.mark.parametrize("is_right", [True, False])
-def test_processes_that_the_script_starts(tmp_path: Path, is_right: bool) -> None:
-    done = run(tmp_path, SPAWNED, *(["weighted"] if is_right else []))
+def test_processes_that_the_script_starts(tmp_path: Path, program: str, end: str, is_right: bool) -> None:
+    done = run(tmp_path, program, *(["weighted"] if is_right else []))
     says(done, 0 if is_right else 1, "watched: Net, given to DistributedDataParallel")
-    assert "every process has ended" in done.stdout
+    assert end in done.stdout
     assert done.stderr.count("watched:") == 1
 
 
