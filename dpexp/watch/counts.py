@@ -13,7 +13,7 @@ by evaluating the loss with n and with 2n: by halves a sum over labels divided b
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +31,8 @@ HALF = 1e-4
 """A loss is divided by an argument if it is so nearly halved where the argument is doubled."""
 NEAR = 1e-3
 """So near a count is to a number that may be written in a short type."""
+ALIKE = 1e-6
+"""The rule of a loss in float32 fits within 1e-7; rules within this fit alike."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,8 @@ def shares_of(
     inputs = [each.inputs for each in losses]
     if not known and path:  # losses of one row each
         fitting, known = {SUM}, [{SUM: 0.0}]
-    rule = min(fitting, key=lambda rule: (max(each[rule] for each in known), rule), default=None)
+    errors = _told_apart({rule: max(each[rule] for each in known) for rule in fitting}, pairs, ranks, chosen)
+    rule = min(errors, key=lambda rule: (errors[rule], rule), default=None)
     if rule is None:
         if any(ranks.all_gather(any(each.function is None for each in losses))):
             raise NotComparableError(
@@ -89,6 +92,37 @@ def shares_of(
     total = _totals(counts, ranks, chosen)[0]
     shares = [each / total * n if total else 0.0 for each, n in zip(counts, divisors, strict=True)]
     return Counted(shares, " ".join(rule).strip())
+
+
+def _told_apart(
+    errors: Mapping[Rule, float],
+    pairs: Sequence[tuple[Call, Value]],
+    ranks: LoopRanks,
+    chosen: Sequence[int],
+) -> Mapping[Rule, float]:
+    """The rules that fit at other arguments, too, where several fit alike and give the losses other shares.
+
+    While all rows have the same loss every rule fits: of preferences at the first step, of outputs of zeros.
+    """
+    alike = sorted(rule for rule, error in errors.items() if error <= max(ALIKE, min(errors.values())))
+    by_rank = ranks.all_gather({rule: [count(rule, call.inputs) for call, _ in pairs] for rule in alike})
+    counts = [[each for rank in chosen for each in by_rank[rank][rule]] for rule in alike]
+    shares = [[each / (sum(of_rule) or 1.0) for each in of_rule] for of_rule in counts]
+    if all(math.isclose(a, b, rel_tol=NEAR) for each in shares for a, b in zip(each, shares[0], strict=True)):
+        return errors
+    found = ranks.together(lambda: [rules(value, _moved(call)) for call, value in pairs if call.function])
+    moved = [each for of_rank in ranks.all_gather(found) for each in of_rank if each]
+    return {rule: errors[rule] for rule in alike if all(rule in each for each in moved)} or errors
+
+
+def _moved(call: Call) -> Any:
+    """The inputs of a loss with other numbers where it has a gradient."""
+    rng, wanted = torch.Generator().manual_seed(0), iter(call.wanted)
+
+    def moved(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor + torch.randn(tensor.shape, generator=rng).to(tensor) if next(wanted) else tensor
+
+    return tensors.map_tensors(moved, call.inputs)
 
 
 def counted_alike(inputs: Sequence[Any]) -> dict[str, list[float]]:

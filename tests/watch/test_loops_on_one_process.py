@@ -408,6 +408,27 @@ not_comparable(
 )  # fmt: skip
 
 
+@right()
+def preferences_that_begin_alike() -> Any:
+    """The loss of every row is log(2) at the first step, as DPO's, and so follows by any rule."""
+    model = LanguageModel()
+    reference = copy.deepcopy(model)
+
+    def log_odds(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        chosen = logits.log_softmax(-1).gather(-1, labels.clamp(min=0).unsqueeze(-1)).squeeze(-1)
+        return (chosen * (labels != -100)).sum(1)
+
+    def preference(logits: torch.Tensor, others: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return -functional.logsigmoid(log_odds(logits, labels) - log_odds(others, labels)).mean()
+
+    run = watch(model, preference)
+    for step in steps_of(sgd(model.parameters())):
+        for micro in range(3):
+            ids, labels = tokens(step, micro, ignored=2 * micro, length=9 - micro)
+            (run.loss(model(ids), reference(ids).detach(), labels) / 3).backward()
+    return run
+
+
 class Routed(MLP):
     """It keeps an auxiliary loss in an attribute, as a mixture of experts does."""
 
