@@ -559,8 +559,8 @@ class WatchedLoop:
                 self.note = f"{what}: watch the model whose parameters torch.optim holds"
             else:
                 self.note = (
-                    f"{plural(self._calls.count, 'call')} of the model and no step of its optimizer: "
-                    "watch the module that the loop calls, and read the verdict after a step of torch.optim"
+                    f"{plural(self._calls.count, 'call')} of the model and no step of its optimizer with a "
+                    "gradient: watch the module that the loop calls, and read the verdict after such a step"
                 )
         self._warn_of_untrained()
         if isinstance(clip_norm, int | float) and self.steps and not self._was_clipped:

@@ -684,7 +684,7 @@ def the_observed_loss_is_not_called() -> Any:
     return run
 
 
-@not_comparable("the model was not called")
+@not_comparable("0 calls of the model", "watch the module that the loop calls")
 def another_model_is_called() -> Any:
     run = watch(model := MLP(), mse)
     return train(run, copy.deepcopy(model), sgd(model.parameters()))
