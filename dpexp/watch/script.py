@@ -11,7 +11,6 @@ The first of these counts. Each is replaced when the program imports its package
 
 from __future__ import annotations
 
-import gc
 import inspect
 import os
 import subprocess
@@ -78,7 +77,7 @@ class ScriptWatch:
             then.pop(name)()
         sys.meta_path.insert(0, _Imports(then))
         sys.modules["dpexp"].__dict__["watch"] = self._watch_of_program
-        self._replace_popen()
+        _replace_popen(self._wanted)
         try:
             program()
         except BaseException as error:
@@ -118,15 +117,21 @@ class ScriptWatch:
 
     # --- what is found ---
 
-    def _given(self, layout: str, whole: Callable[[Any], nn.Module], models: list[nn.Module]) -> None:
-        for each in map(whole, models):
-            self._watch(each, f"{type(each).__name__}, given to {layout}")
+    def _given(self, layout: str, is_part: bool, models: list[nn.Module]) -> None:
+        """Watch a model that is laid out, or the one whose part is."""
+        from dpexp.watch.holders import outermost, uncompiled
+
+        for each in models:
+            model = uncompiled(outermost(each) if is_part and not self._is_over else each)
+            self._watch(model, f"{type(model).__name__}, given to {layout}")
 
     def _made(self, optimizer: Any) -> None:
         """Watch the module that holds the optimizer's parameters when it is called in training."""
+        from dpexp.watch.holders import holder_of
+
         name = type(optimizer).__name__
         held = {id(each) for group in optimizer.param_groups for each in group["params"]}
-        holder = _holder(held)
+        holder = holder_of(held)
         if holder is None:
             self._note = f"no module holds what {name} optimizes" if self._model is None else self._note
             return
@@ -176,22 +181,6 @@ class ScriptWatch:
 
     # --- what is replaced ---
 
-    def _replace_popen(self) -> None:
-        """A program that starts itself again, as Lightning does for its ranks, is watched there, too."""
-        kind: Any = subprocess.Popen
-        make, wanted = kind.__init__, self._wanted
-        options = ["--steps", str(wanted["steps"]), *(["--name", wanted["name"]] if wanted["name"] else [])]
-        options += [] if wanted["track"] else ["--no-track"]
-
-        @wraps(make)
-        def make_watched(process: Any, args: Any, *rest: Any, **given: Any) -> None:
-            path = getattr(sys.modules["__main__"], "__file__", None)
-            if isinstance(args, list) and args[:2] == [sys.executable, path]:
-                args = [sys.executable, "-m", "dpexp.watch", *options, *args[1:]]
-            make(process, args, *rest, **given)
-
-        kind.__init__ = make_watched
-
     def _replace_layouts(self, package: str) -> None:
         from dpexp.watch.hooks import replaced
 
@@ -204,10 +193,10 @@ class ScriptWatch:
             if inspect.isclass(layout):
                 owner, attribute = layout, "__init__"
             if inspect.isclass(owner):
-                act = partial(self._given, name, _uncompiled)
+                act = partial(self._given, name, False)
                 setattr(owner, attribute, _before(getattr(owner, attribute), 1, act))
             else:
-                replaced({layout: _before(layout, 0, partial(self._given, name, _outermost))})
+                replaced({layout: _before(layout, 0, partial(self._given, name, True))})
 
     def _replace_in_torch(self) -> None:
         """Losses, optimizers, and the start of processes."""
@@ -267,6 +256,23 @@ class InProcess:
             Path(self._folder, str(os.getpid())).touch()
 
 
+def _replace_popen(wanted: Mapping[str, Any]) -> None:
+    """A program that starts itself again, as Lightning does for its ranks, is watched there, too."""
+    kind: Any = subprocess.Popen
+    make = kind.__init__
+    options = ["--steps", str(wanted["steps"]), *(["--name", wanted["name"]] if wanted["name"] else [])]
+    options += [] if wanted["track"] else ["--no-track"]
+
+    @wraps(make)
+    def make_watched(process: Any, args: Any, *rest: Any, **given: Any) -> None:
+        path = getattr(sys.modules["__main__"], "__file__", None)
+        if isinstance(args, list) and args[:2] == [sys.executable, path]:
+            args = [sys.executable, "-m", "dpexp.watch", *options, *args[1:]]
+        make(process, args, *rest, **given)
+
+    kind.__init__ = make_watched
+
+
 class _Imports(MetaPathFinder):
     """Calls what there is to do once a module was imported."""
 
@@ -302,35 +308,3 @@ def _before(function: Function, skipped: int, act: Callable[[list[Any]], None]) 
         return function(*args, **kwargs)
 
     return called
-
-
-# --- which module ---
-
-
-def _uncompiled(model: Any) -> Any:
-    """The module itself, where torch.compile has wrapped it."""
-    return getattr(model, "_orig_mod", model)
-
-
-def _live() -> list[nn.Module]:
-    """The modules that can be called."""
-    from torch import nn
-
-    containers = nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict
-    modules = [each for each in gc.get_objects() if issubclass(type(each), nn.Module)]
-    return [each for each in modules if not isinstance(each, containers) and _uncompiled(each) is each]
-
-
-def _outermost(part: nn.Module) -> nn.Module:
-    holders = [each for each in _live() if any(inside is part for inside in each.modules())]
-    return max(holders, key=lambda each: len(list(each.modules())), default=part)
-
-
-def _holder(parameters: set[int]) -> nn.Module | None:
-    """The module that holds most of these; of several the smallest by what is trainable, and outermost."""
-    found = []
-    for module in _live():
-        held = {id(each): each.requires_grad for each in module.parameters()}
-        if common := len(held.keys() & parameters):
-            found.append((-common, sum(held.values()), -len(list(module.modules())), module))
-    return min(found, key=lambda each: each[:3])[3] if found else None

@@ -48,6 +48,7 @@ if __name__ == "__main__":
     assert type(pickle.loads(pickle.dumps(net))) is Net
     assert sys.modules["__main__"].Net is Net
     print(__file__, sys.argv, sys.path[0], __spec__, open("data.txt").read())
+    print([each.sum().item().hex() for each in net.parameters()], torch.rand(1).item().hex())
     if "exit" in words:
         sys.exit(int(words[-1]))
     if "raise" in words:
