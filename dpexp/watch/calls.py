@@ -231,7 +231,7 @@ class LoopCalls:
         self._of_loss: list[_Seen] = []
         self._penalties: list[Penalty] = []
         self._order, self._lock, self._thread = itertools.count(), threading.Lock(), _Thread()
-        self._has_stepped, self._open = False, 0
+        self._has_stepped, self._open, self._last = False, 0, -1
         self._walk: Walk | None = None
         self._pass = ""
         self._hooks: list[Hook] = []
@@ -281,9 +281,16 @@ class LoopCalls:
         self._has_stepped = True
 
     def drop_others(self) -> None:
-        """Forget the calls that no backward has reached, as those of a validation."""
-        self._of_model = [each for each in self._of_model if each.gradients]
-        self._of_loss = [each for each in self._of_loss if each.gradients]
+        """Forget the calls that no backward has reached since the step before, as those of a validation."""
+        some = *self._of_model, *self._of_loss
+        if all(each.call.order < self._last for each in some):  # optimizers step one after the other
+            return
+        before, self._last = self._last, next(self._order)
+
+        def kept(some: Sequence[_Seen]) -> list[_Seen]:
+            return [each for each in some if each.gradients or each.call.order > before]
+
+        self._of_model, self._of_loss = kept(self._of_model), kept(self._of_loss)
 
     @property
     def window(self) -> Window:

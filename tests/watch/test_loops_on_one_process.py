@@ -307,6 +307,20 @@ def two_optimizers_of_one_model() -> Any:
 
 
 @right()
+def parts_that_are_called_before_any_of_their_optimizers_steps() -> Any:
+    run = watch(model := nn.ModuleList(MLP() for _ in range(3)), mse)
+    optimizers = [sgd(part.parameters()) for part in model]
+    for step in range(4):
+        inputs, labels = numbers(step, 0)
+        losses = [run.loss(part(inputs), labels) for part in model]
+        for loss, optimizer in zip(losses, optimizers, strict=True):
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    return run
+
+
+@right()
 def a_schedule_and_two_groups() -> Any:
     run = watch(model := MLP(), mse)
     groups = [{"params": model.fc1.parameters(), "lr": 1e-2}, {"params": model.fc2.parameters()}]
