@@ -21,7 +21,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn.parallel import DistributedDataParallel
 
 from dpexp import devices, tensors
@@ -30,7 +29,7 @@ from dpexp.data.rng import random_state, set_random_state
 from dpexp.record.journal import WATCH_STRATEGY
 from dpexp.strategies.modules import child_name, named_buffers, named_parameters, parts
 from dpexp.strategies.placed import full_output
-from dpexp.watch.graph import Walk, edges, mark, new_in, walk
+from dpexp.watch.graph import Walk, edges, mark, marked, new_in, walk
 from dpexp.watch.hooks import Hook, RootHook
 
 DEPTH = 30
@@ -172,7 +171,8 @@ class ObservedLoss:
         value = self._loss(*args, **kwargs)
         if seen is not None and isinstance(value, torch.Tensor):
             seen.call = replace(seen.call, value=value.detach().clone(), is_whole=self._is_whole)
-            seen.end = None if self._is_whole else _end_of([value])
+            if not self._is_whole:
+                self._calls.mark_end(seen, [value])
         return value
 
     def seen(self, *args: Any, **kwargs: Any) -> Any:
@@ -198,7 +198,6 @@ class _Seen:
     call: Call
     span: range = range(0)
     sources: Sequence[tuple[Any, int]] = ()
-    end: GradientEdge | None = None
     gradients: dict[int, torch.Tensor] = field(default_factory=dict)
     backward: int = 0
     losses: set[_Seen] = field(default_factory=set)
@@ -227,6 +226,7 @@ class LoopCalls:
         self.hook = ""
         self._model, self._on_end, self._on_forward, self._has_ended = model, on_end, on_forward, False
         self._error, self._key = "", f"dpexp.watch {id(self)}"
+        self._key_of_end = f"{self._key} end"
         self._of_model: list[_Seen] = []
         self._of_loss: list[_Seen] = []
         self._penalties: list[Penalty] = []
@@ -249,8 +249,8 @@ class LoopCalls:
                 continue
             known.add(part.name)
             kind = Hook if part.name else RootHook
-            enter = kind(partial(self._safe(self._enter), part.name, part.module))
-            leave = kind(partial(self._safe(self._leave), part.name))
+            enter = kind(partial(self.safe(self._enter), part.name, part.module))
+            leave = kind(partial(self.safe(self._leave), part.name))
             self._hooks += [enter, leave]
             self._handles += [
                 part.module.register_forward_pre_hook(enter, with_kwargs=True, prepend=True),
@@ -344,19 +344,23 @@ class LoopCalls:
 
     def objective(self, value: torch.Tensor) -> None:
         """The loop minimizes this scalar: the coefficients that losses have in it are meant."""
-        some = [(seen, seen.end) for seen in (*self._of_model, *self._of_loss) if seen.end is not None]
-        if not (some and self._is_on and value.requires_grad):
+        if not self._is_on or not (ends := marked(value, self._key_of_end)):
             return
         self.is_paused = True
         try:
-            found = torch.autograd.grad(value, [end for _, end in some], retain_graph=True, allow_unused=True)
+            found = torch.autograd.grad(value, [*ends.values()], retain_graph=True, allow_unused=True)
         except RuntimeError:  # of a backward that runs once: the coefficients stay unknown
             return
         finally:
             self.is_paused = False
-        for (seen, _), each in zip(some, found, strict=True):
+        for seen, each in zip(ends, found, strict=True):
             seen.call = replace(seen.call, coefficient=None if each is None else float(each))
-            seen.end = None
+
+    def mark_end(self, seen: _Seen, values: Iterable[torch.Tensor]) -> None:
+        """Mark where the only scalar with a gradient comes from, as that whose coefficient is asked for."""
+        scalars = [each for each in values if each.requires_grad and not each.dim()]
+        if len(scalars) == 1:
+            mark(scalars[0], self._key_of_end, seen)
 
     def loss_called(self, function: Callable[..., Any], inputs: Any) -> tuple[_Seen | None, Any]:
         """The call, and its arguments as other tensors: the loop's also get the gradient of other uses."""
@@ -380,7 +384,7 @@ class LoopCalls:
     def _is_on(self) -> bool:
         return not (self.is_paused or self._has_ended) and torch.is_grad_enabled()
 
-    def _safe(self, act: Callable[..., None]) -> Callable[..., None]:
+    def safe(self, act: Callable[..., None]) -> Callable[..., None]:
         """What it raises is not the loop's: the next step is not comparable then."""
 
         def safe(*args: Any) -> None:
@@ -461,7 +465,8 @@ class LoopCalls:
             left=list(left),
             drawn=RandomState.now(seen.call.autocast.kind),
         )
-        seen.span, seen.end = range(seen.span.start, _sequence()), _end_of(leaves)
+        seen.span = range(seen.span.start, _sequence())
+        self.mark_end(seen, leaves)
         self._follow(seen, leaves, self._of_model)
 
     def _drop_open(self) -> None:
@@ -475,7 +480,7 @@ class LoopCalls:
             if each.grad_fn is not None and id(each) not in known:
                 known.add(id(each))
                 mark(each, self._key, (seen, place, is_loss))
-                each.register_hook(partial(self._safe(self._reach), seen, place))  # type: ignore[no-untyped-call]
+                each.register_hook(partial(self.safe(self._reach), seen, place))  # type: ignore[no-untyped-call]
         with self._lock:
             some.append(seen)
 
@@ -503,12 +508,12 @@ class LoopCalls:
         outer = self._pass, self._walk
         try:
             if outer[0]:
-                self._safe(self._begin_inner)(roots)
+                self.safe(self._begin_inner)(roots)
             else:
                 self.note_edits()
                 self._pass = self._kind_of_pass(inputs, is_backward)
                 if self._pass != "of others":
-                    self._safe(self._begin_pass)(roots)
+                    self.safe(self._begin_pass)(roots)
             yield
         finally:
             self._pass, self._walk = outer
@@ -609,7 +614,7 @@ class LoopCalls:
                 penalty.gradients[name] = new.clone() if known is None else known + new  # type: ignore[index]
 
         for node, place, name in own:
-            node.register_hook(partial(self._safe(add), name, place))
+            node.register_hook(partial(self.safe(add), name, place))
 
     def _reach(self, seen: _Seen, place: int, gradient: torch.Tensor | None) -> None:
         if gradient is None or self.is_paused or self._has_ended:
@@ -646,12 +651,6 @@ def _plain(module: nn.Module) -> dict[str, Any]:
     """Attributes that are numbers or flags, which a loop may change, and a forward may count in."""
     items = vars(module).items()
     return {key: each for key, each in items if isinstance(each, bool | int | float) and key[:4] != "_is_"}
-
-
-def _end_of(values: Iterable[torch.Tensor]) -> GradientEdge | None:
-    """Where the only scalar with a gradient comes from."""
-    scalars = [each for each in values if each.requires_grad and not each.dim()]
-    return get_gradient_edge(scalars[0]) if len(scalars) == 1 else None
 
 
 def _sequence() -> int:

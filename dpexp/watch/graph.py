@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.autograd.graph import GradientEdge
 
 from dpexp import tensors
 
@@ -36,6 +37,18 @@ def mark(tensor: torch.Tensor, key: str, value: Any) -> None:
 def marks(node: Node, key: str) -> Mapping[int, Any]:
     """What the tensors are that come from this function, by their numbers."""
     found: Mapping[int, Any] = node.metadata.get(key, {})
+    return found
+
+
+def marked(tensor: torch.Tensor, key: str) -> dict[Any, GradientEdge]:
+    """By what they are marked as, all that the tensor is computed from, itself included."""
+    found: dict[Any, GradientEdge] = {}
+    known, todo = set[Node](), [tensor.grad_fn]
+    while todo:
+        if (node := todo.pop()) is not None and node not in known:
+            known.add(node)
+            found |= {value: GradientEdge(node, number) for number, value in marks(node, key).items()}
+            todo += [following for following, _ in node.next_functions]
     return found
 
 

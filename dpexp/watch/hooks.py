@@ -4,7 +4,7 @@ of a part of the model     ``Hook``: not in a copy, nor in a file
 of functions of PyTorch    ``replaced``, for all watches at once: ``autograd.backward``, ``autograd.grad``,
                            ``GradScaler``, what clips gradients, and what asks for other ranks
 
-A ``Watcher`` is told of these. It is on from ``begin`` to ``end``.
+A ``WatchedLoop`` is told of these. It is on from ``begin`` to ``end``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import distributed, nn
@@ -22,6 +22,9 @@ from torch._compile import _disable_dynamo
 from torch.nn.utils import clip_grad
 
 from dpexp.verification.alone import asked
+
+if TYPE_CHECKING:
+    from dpexp.watch.loop import WatchedLoop
 
 Function = Callable[..., Any]
 
@@ -52,30 +55,6 @@ class RootHook(Hook):
             self.act(*args)
 
 
-class Watcher(Protocol):
-    """What is told of calls of PyTorch's functions."""
-
-    def differentiates(self, roots: Any, inputs: Any, *, is_backward: bool) -> AbstractContextManager[None]:
-        """Around ``autograd.backward``, whose ``inputs`` may be None, and around ``autograd.grad``."""
-
-    def clips(
-        self, kind: str, parameters: list[torch.Tensor], limit: float, norm: Any, norm_type: float
-    ) -> None:
-        """Gradients of these are clipped now. ``kind`` is ``norm`` or ``value``; ``norm`` is theirs."""
-
-    def writes(self) -> AbstractContextManager[None]:
-        """Around a function of PyTorch that writes to gradients."""
-
-    def is_scaling(self, scaler: Any) -> None:
-        """``GradScaler.scale`` is called."""
-
-    def unscales(self, optimizer: torch.optim.Optimizer) -> None:
-        """``GradScaler.unscale_`` is called for it."""
-
-    def scales(self, scaler: Any, optimizer: torch.optim.Optimizer) -> AbstractContextManager[None]:
-        """Around ``GradScaler.step``."""
-
-
 class Replaced:
     """Functions that stand in the place of others in every module, until ``remove``."""
 
@@ -93,7 +72,7 @@ def replaced(wrappers: Mapping[Function, Function]) -> Replaced:
     return Replaced(wrappers)
 
 
-def begin(watcher: Watcher) -> None:
+def begin(watcher: WatchedLoop) -> None:
     """Tell it of PyTorch's functions from now on."""
     global _handle
     _watchers.add(watcher)
@@ -101,10 +80,10 @@ def begin(watcher: Watcher) -> None:
         _handle = replaced({old: wrap(old) for old, wrap in _WRAPPED})
         for name, wrap in _OF_SCALER.items():
             setattr(torch.amp.GradScaler, name, wrap(_SCALER[name]))
-        nn.Module.__getstate__ = _state_without_hooks(_getstate)  # type: ignore[method-assign]
+        nn.Module.__getstate__ = _state_without_hooks  # type: ignore[method-assign]
 
 
-def end(watcher: Watcher) -> None:
+def end(watcher: WatchedLoop) -> None:
     """Tell it nothing more; after the last one everything is PyTorch's again."""
     global _handle
     _watchers.discard(watcher)
@@ -113,15 +92,19 @@ def end(watcher: Watcher) -> None:
         _handle = None
         for name, original in _SCALER.items():
             setattr(torch.amp.GradScaler, name, original)
-        nn.Module.__getstate__ = _getstate  # type: ignore[method-assign]
+        if _getstate is None:
+            del nn.Module.__getstate__
+        else:
+            nn.Module.__getstate__ = _getstate  # type: ignore[method-assign]
 
 
-_watchers: weakref.WeakSet[Any] = weakref.WeakSet()
+_watchers: weakref.WeakSet[WatchedLoop] = weakref.WeakSet()
 _handle: Replaced | None = None
 _norm_type = 2.0
 """That of the latest norm of gradients."""
 _SCALER = {name: getattr(torch.amp.GradScaler, name) for name in ("step", "unscale_", "scale")}
-_getstate = nn.Module.__getstate__
+_getstate = vars(nn.Module).get("__getstate__")
+"""Versions of PyTorch have none."""
 
 
 def _exchange(by_id: Mapping[int, Function]) -> None:
@@ -132,16 +115,12 @@ def _exchange(by_id: Mapping[int, Function]) -> None:
                 names[key] = by_id[id(value)]
 
 
-def _state_without_hooks(original: Function) -> Function:
-    """What is copied or saved of a module."""
-
-    def getstate(module: nn.Module) -> Any:
-        return _without_hooks(dict(original(module)))
-
-    return getstate
-
-
-def _without_hooks(state: dict[str, Any]) -> dict[str, Any]:
+def _state_without_hooks(module: nn.Module) -> Any:
+    """What is copied or saved of a module; with slots it is a tuple."""
+    state: Any = _getstate(module) if _getstate is not None else super(nn.Module, module).__getstate__()
+    if not isinstance(state, dict):
+        return state
+    state = dict(state)
     for kind in ("_forward_pre_hooks", "_forward_hooks"):
         ours = {key for key, each in state.get(kind, {}).items() if isinstance(each, Hook)}
         for name in (kind, f"{kind}_with_kwargs", f"{kind}_always_called") if ours else ():
@@ -154,7 +133,7 @@ def _without_hooks(state: dict[str, Any]) -> dict[str, Any]:
 # --- the functions ---
 
 
-def _around(enter: Callable[[Any], AbstractContextManager[None]]) -> AbstractContextManager[None]:
+def _around(enter: Callable[[WatchedLoop], AbstractContextManager[None]]) -> AbstractContextManager[None]:
     """What every watcher does around a call."""
 
     @contextmanager

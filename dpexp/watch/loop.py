@@ -92,7 +92,7 @@ class WatchedLoop:
         self._was_clipped = self._may_be_skipped = False
         self._errors = dict[str, Difference]()
         self._handles: list[Any] = []
-        self._last: Any = None
+        self._last: list[Any] = []
         self._is_of_a_copy = False
         self._unsynchronized: FoundError | None = None
         self._closed: dict[int, Window] = {}
@@ -216,9 +216,15 @@ class WatchedLoop:
     def _remove(self) -> None:
         self._calls.remove_hooks()
         hooks.end(self)
+        self._remove_last()
         for handle in self._handles:
             handle.remove()
         self._handles = []
+
+    def _remove_last(self) -> None:
+        for handle in self._last:
+            handle.remove()
+        self._last = []
 
     @property
     def _is_idle(self) -> bool:
@@ -236,7 +242,8 @@ class WatchedLoop:
         self, kind: str, parameters: list[torch.Tensor], limit: float, norm: Any, norm_type: float
     ) -> None:
         """Gradients of these are clipped now."""
-        if not self._is_idle:
+
+        def see() -> None:
             some, passes = frozenset(map(id, parameters)), self._calls.passes_so_far
             is_empty = all(each.grad is None for each in parameters)
             seen = Clip(kind, some, limit, norm, norm_type, passes, not self._seen.is_unscaled, is_empty)
@@ -246,6 +253,9 @@ class WatchedLoop:
                 grads = {name: full(each.grad) for name, each in own if each.grad is not None}
                 self._seen.unclipped, self._seen.of_pass = sampled(grads), passes
             self._calls.may_be_skipped |= bool(some & {id(each) for each in self._model.parameters()})
+
+        if not self._is_idle:
+            self._calls.safe(see)()
 
     def is_scaling(self, scaler: Any) -> None:
         """``GradScaler.scale`` is called."""
@@ -295,11 +305,15 @@ class WatchedLoop:
             self._is_of_a_copy |= sorted(shapes) == sorted(own)
             return None
         if not any(callable(each) for each in (*args, *kwargs.values())):
-            begin: Callable[..., None] = lambda *_: self._guard(lambda: self._begin(optimizer, held))  # noqa: E731
+
+            def begin_last(*_: Any) -> None:
+                if not self._is_idle:
+                    self._guard(lambda: self._begin(optimizer, held))
+
             if optimizer._optimizer_step_pre_hooks:  # which may clip, and come after those of all optimizers
-                self._last = optimizer.register_step_pre_hook(begin)
+                self._last = [optimizer.register_step_pre_hook(begin_last)]
             else:
-                begin()
+                begin_last()
             return None
 
         def of(value: Any) -> Any:
@@ -327,16 +341,16 @@ class WatchedLoop:
         return called
 
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        if self._is_idle or optimizer is not self._stepping:
+        if optimizer is not self._stepping or (self._calls.is_paused and not self.done):
             return
         if self._inside:
             self._inside -= 1
             return
         self._stepping = None
+        self._remove_last()
+        if self.done:
+            return
         stepped, held = self._stepped, held_by(optimizer, self._model)
-        if self._last is not None:
-            self._last.remove()
-            self._last = None
         if held:
             self._seen = Seen()
         self._close_window(optimizer, held)
@@ -375,6 +389,7 @@ class WatchedLoop:
         if self._stepping is not None:
             self._calls.end_window()
             self._seen = Seen()
+            self._remove_last()
         self._stepping, self._inside = None, 0
 
     def _begin(self, optimizer: torch.optim.Optimizer, held: Mapping[str, nn.Parameter]) -> None:

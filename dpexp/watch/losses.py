@@ -9,16 +9,12 @@ import inspect
 import threading
 from collections.abc import Callable
 from functools import wraps
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch.nn import functional
 
 from dpexp.watch.hooks import Replaced, replaced
-
-
-class _Observes(Protocol):
-    def observed(self, function: Callable[..., Any], /, *, is_whole: bool) -> Callable[..., Any]: ...
 
 
 def torch_losses() -> list[Callable[..., Any]]:
@@ -28,7 +24,7 @@ def torch_losses() -> list[Callable[..., Any]]:
     return [each for each in functions if "reduction" in inspect.signature(each).parameters]
 
 
-def observe_torch_losses(run: _Observes) -> Replaced:
+def observe_torch_losses(run: Any) -> Replaced:
     """Replace PyTorch's loss functions by those that ``run.observed`` returns, in all modules.
 
     A call that does not return a number (``reduction="none"``), that another one makes, or that
