@@ -82,11 +82,10 @@ class Call:
 
     ``attributes`` are the plain ones of each part inside, such as ``training``; ``leaves`` are its outputs,
     and what it has left in attributes at the paths ``left``. Those of a loss are its arguments, and ``site``
-    says from where in the program it is called. ``gradients``
-    are the loop's, by the place of the leaf; without any, no backward has reached the call. ``backward`` is
-    the number of the pass that reached it first, ``losses`` are the places of the losses that lead to it, in
-    the same window. Of a loss that is not the whole one the loop may differentiate any multiple:
-    ``coefficient`` is that, where it is known.
+    says from where in the program it is called. ``gradients`` are the loop's, by the place of the leaf;
+    without any, no backward has reached the call. ``backward`` is the number of the pass that reached it
+    first, ``losses`` are the places of the losses that lead to it, in the same window. Of a loss that is not
+    the whole one the loop may differentiate any multiple: ``coefficient`` is that, where it is known.
     """
 
     part: str
@@ -222,7 +221,7 @@ class LoopCalls:
         self.passes = 0
         """How many backward passes there were in this window."""
         self._noted: Sequence[Any] = ()
-        self.is_by_grad = self.is_edited = self.may_be_skipped = False
+        self.is_by_grad = self.is_edited = self.was_clipped = False
         self.hook = ""
         self._model, self._on_end, self._on_forward, self._has_ended = model, on_end, on_forward, False
         self._error, self._key = "", f"dpexp.watch {id(self)}"
@@ -561,11 +560,12 @@ class LoopCalls:
         self._walk = found
         if not (found.leaves or own or found.enters):
             return
-        with self._lock:
-            if self._has_stepped or self._was_skipped():
+        with self._lock:  # gradients that were clipped after the last pass are gone: of a norm too large
+            is_skipped = self.was_clipped and all(each.grad is None for each in self._model.parameters())
+            if self._has_stepped or is_skipped:
                 self._begin_window()
         self.passes += 1
-        self.may_be_skipped = False
+        self.was_clipped = False
         self.is_by_grad |= self._pass == "grad"
         for seen, losses in found.calls.items():
             seen.losses |= losses - {None}
@@ -587,10 +587,6 @@ class LoopCalls:
                 info = each._module_info
                 names[id(each.sharded_param)] = child_name(of_parts[info.module], info.param_name)
         return names
-
-    def _was_skipped(self) -> bool:
-        """Whether gradients were clipped after the last pass, and are gone: a step of a large norm."""
-        return self.may_be_skipped and all(each.grad is None for each in self._model.parameters())
 
     def _begin_inner(self, roots: Any) -> None:
         """A backward pass inside of one, as that of a reentrant checkpoint."""

@@ -78,9 +78,8 @@ def begin(watcher: WatchedLoop) -> None:
     _watchers.add(watcher)
     if _handle is None:
         _handle = replaced({old: wrap(old) for old, wrap in _WRAPPED})
-        for name, wrap in _OF_SCALER.items():
-            setattr(torch.amp.GradScaler, name, wrap(_SCALER[name]))
-        nn.Module.__getstate__ = _state_without_hooks  # type: ignore[method-assign]
+        for (owner, name), wrap in _METHODS.items():
+            setattr(owner, name, wrap(_ORIGINALS[owner, name]))
 
 
 def end(watcher: WatchedLoop) -> None:
@@ -90,21 +89,14 @@ def end(watcher: WatchedLoop) -> None:
     if not _watchers and _handle is not None:
         _handle.remove()
         _handle = None
-        for name, original in _SCALER.items():
-            setattr(torch.amp.GradScaler, name, original)
-        if _getstate is None:
-            del nn.Module.__getstate__
-        else:
-            nn.Module.__getstate__ = _getstate  # type: ignore[method-assign]
+        for (owner, name), original in _ORIGINALS.items():
+            delattr(owner, name) if original is None else setattr(owner, name, original)
 
 
 _watchers: weakref.WeakSet[WatchedLoop] = weakref.WeakSet()
 _handle: Replaced | None = None
 _norm_type = 2.0
 """That of the latest norm of gradients."""
-_SCALER = {name: getattr(torch.amp.GradScaler, name) for name in ("step", "unscale_", "scale")}
-_getstate = vars(nn.Module).get("__getstate__")
-"""Versions of PyTorch have none."""
 
 
 def _exchange(by_id: Mapping[int, Function]) -> None:
@@ -115,12 +107,17 @@ def _exchange(by_id: Mapping[int, Function]) -> None:
                 names[key] = by_id[id(value)]
 
 
-def _state_without_hooks(module: nn.Module) -> Any:
-    """What is copied or saved of a module; with slots it is a tuple."""
-    state: Any = _getstate(module) if _getstate is not None else super(nn.Module, module).__getstate__()
-    if not isinstance(state, dict):
-        return state
-    state = dict(state)
+def _getstate(original: Function | None) -> Function:
+    """What is copied or saved of a module, without our hooks; of one with slots it is a tuple."""
+
+    def getstate(module: nn.Module) -> Any:
+        state: Any = original(module) if original is not None else super(nn.Module, module).__getstate__()
+        return _without_hooks(dict(state)) if isinstance(state, dict) else state
+
+    return getstate
+
+
+def _without_hooks(state: dict[str, Any]) -> dict[str, Any]:
     for kind in ("_forward_pre_hooks", "_forward_hooks"):
         ours = {key for key, each in state.get(kind, {}).items() if isinstance(each, Hook)}
         for name in (kind, f"{kind}_with_kwargs", f"{kind}_always_called") if ours else ():
@@ -133,17 +130,13 @@ def _state_without_hooks(module: nn.Module) -> Any:
 # --- the functions ---
 
 
-def _around(enter: Callable[[WatchedLoop], AbstractContextManager[None]]) -> AbstractContextManager[None]:
+@contextmanager
+def _around(enter: Callable[[WatchedLoop], AbstractContextManager[None]]) -> Iterator[None]:
     """What every watcher does around a call."""
-
-    @contextmanager
-    def entered() -> Iterator[None]:
-        with ExitStack() as inside:
-            for each in list(_watchers):
-                inside.enter_context(enter(each))
-            yield
-
-    return entered()
+    with ExitStack() as inside:
+        for each in list(_watchers):
+            inside.enter_context(enter(each))
+        yield
 
 
 def _backward(original: Function) -> Function:
@@ -244,7 +237,14 @@ def _scaler_scale(original: Function) -> Function:
     return scale
 
 
-_OF_SCALER = {"step": _scaler_step, "unscale_": _scaler_unscale, "scale": _scaler_scale}
+_METHODS: dict[tuple[type, str], Callable[[Any], Function]] = {
+    (torch.amp.GradScaler, "step"): _scaler_step,
+    (torch.amp.GradScaler, "unscale_"): _scaler_unscale,
+    (torch.amp.GradScaler, "scale"): _scaler_scale,
+    (nn.Module, "__getstate__"): _getstate,
+}
+_ORIGINALS = {(owner, name): vars(owner).get(name) for owner, name in _METHODS}
+"""Not every PyTorch has its own ``__getstate__`` of a module."""
 _WRAPPED: list[tuple[Function, Callable[[Function], Function]]] = [
     (torch.autograd.backward, _backward),
     (torch.autograd.grad, _grad),

@@ -17,7 +17,7 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from dpexp.config.errors import ConfigError, NotComparableError, describe
-from dpexp.config.words import listed, plural
+from dpexp.config.words import plural
 from dpexp.parallel.data_parallel import DataParallel
 from dpexp.strategies.modules import Wrapper, named_parameters
 from dpexp.verification.compare import Difference
@@ -44,9 +44,11 @@ from dpexp.watch.step import (
     digests,
     held_by,
 )
+from dpexp.watch.trained import Trained, requires_grad
 
 _on: weakref.WeakSet[WatchedLoop] = weakref.WeakSet()
 MOST_CLOSED = 8
+"""So many windows are kept that steps of other optimizers have closed."""
 
 
 @dataclass
@@ -73,16 +75,14 @@ class WatchedLoop:
         self.note, self.steps, self.seconds = "", 0, 0.0
         self._model, self._options, self._wanted = model, options, options.steps
         self._recording, self._replay = recording, replay
-        self._trained = {name: each.requires_grad for name, each in named_parameters(model).items()}
+        self._trained = Trained(requires_grad(model))
         self._written: weakref.WeakSet[nn.Parameter] = weakref.WeakSet(model.parameters())
         self._calls = LoopCalls(model, self._remove, self._forget_step)
         self.loss = options.loss if options.loss is None else self.observed(options.loss)
-        is_initialized = torch.distributed.is_available() and torch.distributed.is_initialized()
-        self._ranks = LoopRanks() if is_initialized else None  # every rank is here; at a step one may not be
+        self._ranks = LoopRanks()  # every rank is here; at a step one may not be
         self._step: Step | None = None
         self._stepped: Stepped | None = None
         self._residue: dict[str, torch.Tensor] = {}
-        self._held, self._reached, self._changed = set[str](), set[str](), set[str]()
         self._stepping: torch.optim.Optimizer | None = None
         self._inside = self._closures = 0
         self._done_in_window: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
@@ -212,6 +212,7 @@ class WatchedLoop:
         _on.discard(self)
         self._replay.release()
         self._step, self._stepped, self._residue, self._seen = None, None, {}, Seen()
+        self._closed, self._unsynchronized = {}, None
 
     def _remove(self) -> None:
         self._calls.remove_hooks()
@@ -252,7 +253,7 @@ class WatchedLoop:
                 own = named_parameters(self._model).items()
                 grads = {name: full(each.grad) for name, each in own if each.grad is not None}
                 self._seen.unclipped, self._seen.of_pass = sampled(grads), passes
-            self._calls.may_be_skipped |= bool(some & {id(each) for each in self._model.parameters()})
+            self._calls.was_clipped |= bool(some & {id(each) for each in self._model.parameters()})
 
         if not self._is_idle:
             self._calls.safe(see)()
@@ -362,7 +363,6 @@ class WatchedLoop:
 
     def _settle(self, found: FoundError, held: Mapping[str, nn.Parameter]) -> None:
         """Raise it, but NotComparableError if the optimizer has synchronized the ranks."""
-        assert self._ranks is not None
         check_synchronized(self._sides(self._ranks, found.finding.step)[1], held)
         raise found
 
@@ -390,7 +390,7 @@ class WatchedLoop:
             self._calls.end_window()
             self._seen = Seen()
             self._remove_last()
-        self._stepping, self._inside = None, 0
+        self._stepping, self._inside, self._unsynchronized = None, 0, None
 
     def _begin(self, optimizer: torch.optim.Optimizer, held: Mapping[str, nn.Parameter]) -> None:
         """Compare the gradients, before the optimizer's step."""
@@ -403,11 +403,8 @@ class WatchedLoop:
         elif optimizer in self._done_in_window:
             self._refuse_again(held)
             return
-        assert self._ranks is not None
         is_first = not self._done_in_window
-        self._changed |= {
-            name for name, each in held.items() if self._trained.get(name) != each.requires_grad
-        }
+        self._trained.add(held)
         self._done_in_window.add(optimizer)
         sides, judge = self._sides(self._ranks, self._step.number)
         try:
@@ -421,7 +418,7 @@ class WatchedLoop:
             return
         self._was_clipped |= self._stepped.was_clipped
         of_both = (self._step.sums, self._stepped.found)
-        self._reached |= {name for some in of_both for name, each in some.items() if each.any()}
+        self._trained.reached |= {name for some in of_both for name, each in some.items() if each.any()}
 
     def _sides(self, ranks: LoopRanks, number: int) -> tuple[Sides, Judge]:
         sides = Sides(self._model, self._replay, self._options, ranks)
@@ -448,9 +445,7 @@ class WatchedLoop:
 
     def _refuse_again(self, held: Mapping[str, nn.Parameter]) -> None:
         """Raise FoundError for gradients that are used twice; a step without any is left out."""
-        assert self._ranks is not None
-        gradients = [full(each.grad) for each in held.values() if each.grad is not None]
-        if any(self._ranks.all_gather(any(bool(each.any()) for each in gradients))):
+        if self._has_gradients(held):
             cause = "zero_grad is missing, or step is called twice"
             what = "it steps again with the same gradients, without a backward of the model"
             raise FoundError(LoopFinding(self.steps, "optimizer", what, cause))
@@ -461,10 +456,9 @@ class WatchedLoop:
         """Compare the update, after the optimizer's step."""
         step = self._step
         assert step is not None
-        assert self._ranks is not None
         compare_update(self._sides(self._ranks, step.number)[1], optimizer, held, stepped)
         self._residue |= sampled(stepped.found)
-        self._held |= held.keys()
+        self._trained.held |= held.keys()
         self._calls.drop_others()
         if step.number > self.steps:  # else another optimizer has completed it
             self.steps = step.number
@@ -477,17 +471,18 @@ class WatchedLoop:
 
         As torch.distributed.checkpoint takes one, to make the state of an optimizer.
         """
-        if self._ranks is None:
-            self._ranks = LoopRanks()
+        if self._ranks.size == 1:
+            self._ranks = LoopRanks()  # the process group may be made after the watch began
         self._ranks.meet()
-        if any(self._ranks.all_gather(bool(self._calls.window.calls))):
-            return False
+        return not (any(self._ranks.all_gather(bool(self._calls.window.calls))) or self._has_gradients(held))
+
+    def _has_gradients(self, held: Mapping[str, nn.Parameter]) -> bool:
+        """Whether one is not zero, on any rank."""
         gradients = [full(each.grad) for each in held.values() if each.grad is not None]
-        return not any(self._ranks.all_gather(any(bool(each.any()) for each in gradients)))
+        return any(self._ranks.all_gather(any(bool(each.any()) for each in gradients)))
 
     def _new_step(self, optimizer: torch.optim.Optimizer) -> Step:
         ranks = self._ranks
-        assert ranks is not None
         ranks.together(self._calls.check)
         observed = self._observed(optimizer)
         if not self.steps:
@@ -577,7 +572,7 @@ class WatchedLoop:
                     f"{plural(self._calls.count, 'call')} of the model and no step of its optimizer with a "
                     "gradient: watch the module that the loop calls, and read the verdict after such a step"
                 )
-        self._warn_of_untrained()
+        self.warnings.update(dict.fromkeys(self._trained.warnings(self._model, self.steps)))
         if isinstance(clip_norm, int | float) and self.steps and not self._was_clipped:
             self.warnings["no gradient was larger than clip_norm: clipping was not compared"] = None
         self._recording.verified(self._verification())
@@ -591,29 +586,6 @@ class WatchedLoop:
         ):
             return True
         return any(not torch.equal(each, now[name].detach().to(each)) for name, each in before.items())
-
-    def _warn_of_untrained(self) -> None:
-        """Name parameters that no step trains, and those that became trainable, or ceased to be, after the
-        watch began.
-        """
-        now = {name: each.requires_grad for name, each in named_parameters(self._model).items()}
-        changed = [  # by the steps that train it: the optimizers of adversarial nets are toggled
-            name
-            for name, was in self._trained.items()
-            if name in self._changed or (name not in self._held and now.get(name, was) != was)
-        ]
-        if changed:
-            self.warnings[f"requires_grad of {listed(changed)} was changed after dpexp.watch"] = None
-        if self.steps < 2:
-            return
-        trained = [name for name, each in now.items() if each]
-        if left := [name for name in trained if name not in self._held]:
-            self.warnings[f"no optimizer that stepped holds {listed(left)}"] = None
-        if left := [name for name in trained if name in self._held and name not in self._reached]:
-            self.warnings[
-                f"{listed(left)} never got a gradient other than zero: not used, detached, under no_grad, or "
-                "in a reentrant checkpoint whose inputs need none?"
-            ] = None
 
     def _verification(self) -> dict[str, Any]:
         """As in the Record."""

@@ -217,20 +217,19 @@ class Replay:
 
 def _materialize(model: nn.Module, device: torch.device) -> None:
     """Give meta tensors a device; shared ones stay shared."""
-    slots: list[tuple[dict[str, Any], str]] = [
-        (own, key) for part in model.modules() for own in (part._parameters, part._buffers) for key in own
+    made: dict[torch.Tensor, torch.Tensor] = {}
+    slots: list[dict[str, Any]] = [
+        own for each in model.modules() for own in (each._parameters, each._buffers)
     ]
-    on_meta: dict[int, torch.Tensor] = {
-        id(own[key]): own[key] for own, key in slots if own[key] is not None and own[key].is_meta
-    }
-    made: dict[int, Any] = {}
-    for number, each in on_meta.items():
-        empty = torch.zeros_like(each, device=device)
-        is_parameter = isinstance(each, nn.Parameter)
-        made[number] = nn.Parameter(empty, each.requires_grad) if is_parameter else empty
-    for own, key in slots:
-        if id(own[key]) in made:
-            own[key] = made[id(own[key])]
+    for own in slots:
+        for key, each in own.items():
+            if each is None or not each.is_meta:
+                continue
+            if each not in made:
+                empty = torch.zeros_like(each, device=device)
+                is_parameter = isinstance(each, nn.Parameter)
+                made[each] = nn.Parameter(empty, each.requires_grad) if is_parameter else empty
+            own[key] = made[each]
 
 
 def _from_outside(pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> list[tuple[torch.Tensor, torch.Tensor]]:

@@ -42,9 +42,8 @@ class Observed:
     """What was seen of a step before an optimizer steps.
 
     ``residue`` are the gradients that the steps before have left, ``unclipped`` some numbers of those before
-    they were clipped. ``before`` are calls since the optimizer's
-    last step that a step of another one has closed. ``written`` are ids of the parameters that the model as
-    written had.
+    they were clipped. ``carried`` are calls since the optimizer's last step that a step of another one has
+    closed. ``written`` are ids of the parameters that the model as written had.
     """
 
     window: Window
