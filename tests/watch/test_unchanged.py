@@ -17,9 +17,11 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import optimizer as hooks
 
+import dpexp
 from dpexp import tensors
 from dpexp.config.errors import VerificationError
 from dpexp.distributed.group import ProcessGroup
+from dpexp.watch.calls import Call
 
 LAYOUTS = {
     "none": lambda model: model,
@@ -163,3 +165,29 @@ def test_of_two_watches_the_last_leaves_nothing(left_of: Any) -> None:
     train(second, other, sgd(other.parameters()), steps=2)
     assert left_of(model) == left_of(other) == []
     assert [run.verdict().steps for run in (first, second)] == [1, 3]
+
+
+def test_no_call_is_kept_after_the_end() -> None:
+    class Inside(MLP):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x).square().mean()
+
+    optimizer = sgd((model := Inside()).parameters())
+    run = dpexp.watch(model, track=False)
+    for _ in range(4):
+        optimizer.zero_grad()
+        model(torch.randn(4, 8)).backward()
+        optimizer.step()
+    run.verdict()
+    gc.collect()
+    assert not [each for each in gc.get_objects() if isinstance(each, Call)]
+
+
+def test_a_step_that_ends_the_watch_leaves_no_hook_of_its_optimizer() -> None:
+    optimizer = sgd((model := MLP()).parameters())
+    optimizer.register_step_pre_hook(lambda *_: None)
+    run = dpexp.watch(model, mse, steps=1, track=False)
+    (2 * mse(model(torch.randn(4, 8)), torch.randn(4, 4))).backward()  # not run.loss: not comparable
+    optimizer.step()
+    assert run.done
+    assert len(optimizer._optimizer_step_pre_hooks) == 1
