@@ -23,9 +23,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from dpexp import tensors
 from dpexp.config.errors import ConfigError
+from dpexp.config.features import PADDING
 from dpexp.config.words import plural
 from dpexp.copies import copied_module
-from dpexp.data.averages import counted, shares
 from dpexp.data.batch import Batch
 from dpexp.data.criterion import Criterion
 from dpexp.data.losses import class_accuracy, loss_inside, place_of_loss, standard_loss
@@ -243,3 +243,14 @@ def _losses(model: nn.Module, objective: Objective, batch: Batch) -> tuple[float
     losses = [weight * float(loss) for weight, loss in zip(weights, of_halves, strict=True)]
     relative = max(LIMIT, 1000 * torch.finfo(whole.dtype).eps)
     return float(whole), math.fsum(losses), relative * max(abs(float(whole)), *map(abs, losses))
+
+
+def counted(labels: torch.Tensor) -> Any:
+    """How many labels ``(rows, …)`` a mean over them counts; all of floating-point ones."""
+    return labels.numel() if labels.is_floating_point() else (labels != PADDING).sum()
+
+
+def shares(counts: Sequence[float], is_sum: bool = False) -> list[float]:
+    """The weights of all parts of a batch in its loss; not numbers where none counts, as the mean is."""
+    total = sum(counts) or math.nan
+    return [1.0] * len(counts) if is_sum else [each / total for each in counts]

@@ -1,19 +1,22 @@
 """Counts: what the loss of a call counts in the loss of all rows of all ranks.
 
-loss                            rule                          share of a call
-the mean over rows              rows                          its rows / all rows
-the mean over labels            labels, labels after ...      its labels / all labels
-a sum                           sum                           1, at a scale that the loop chooses
-a sum divided by an argument n  that whose total is n         n / all labels
+loss                            rule                    share of a call
+the mean over rows              rows                    its rows / all rows
+the mean over what counts       labels                  its labels that are not PADDING / all of these
+the same of shifted labels      labels after the first  those after the first of each row / all of these
+a sum                           sum                     1, at a scale that the loop chooses
+a sum divided by an argument n  that whose total is n   n / all labels
 
-What a loss averages over is measured by halves of its rows (``averages``), and whether an argument divides it
-by evaluating the loss with n and with 2n: by halves a sum over labels divided by n is a sum, whatever n is.
+    loss(a, b) = share(a) loss(a) + share(b) loss(b)
+
+What a loss averages over is measured by halves of its rows, and whether an argument divides it by evaluating
+the loss with n and with 2n: by halves a sum over labels divided by n is a sum, whatever n is.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,14 +24,19 @@ import torch
 
 from dpexp import tensors
 from dpexp.config.errors import NotComparableError
-from dpexp.data.averages import ROWS, SUM, Rule, count, rules
+from dpexp.config.features import PADDING
+from dpexp.data.objective import counted, shares
 from dpexp.watch.calls import Call
 from dpexp.watch.ranks import LoopRanks
 
 Value = Callable[[Any], float]
 """A loss as a function of its inputs (args, kwargs)."""
-HALF = 1e-4
-"""A loss is divided by an argument if it is so nearly halved where the argument is doubled."""
+Rule = tuple[str, str]
+"""The rule, and the path of the labels in the loss's arguments."""
+ROWS: Rule = ("rows", "")
+SUM: Rule = ("sum", "")
+EXACT = 1e-4
+"""A loss in float32 follows by a rule, or is halved where an argument is doubled, if it is so near."""
 NEAR = 1e-3
 """So near a count is to a number that may be written in a short type."""
 ALIKE = 1e-6
@@ -74,7 +82,9 @@ def shares_of(
     inputs = [each.inputs for each in losses]
     if not known and path:  # losses of one row each
         fitting, known = {SUM}, [{SUM: 0.0}]
-    errors = _told_apart({rule: max(each[rule] for each in known) for rule in fitting}, pairs, ranks, chosen)
+    errors = _distinguished(
+        {rule: max(each[rule] for each in known) for rule in fitting}, pairs, ranks, chosen
+    )
     rule = min(errors, key=lambda rule: (errors[rule], rule), default=None)
     if rule is None:
         if any(ranks.all_gather(any(each.function is None for each in losses))):
@@ -89,12 +99,12 @@ def shares_of(
     if rule == SUM:
         return Counted([1.0] * len(losses), "sum", is_free=True)
     counts = [count(rule, each) for each in inputs]
-    total = _totals(counts, ranks, chosen)[0]
+    total = totals(counts, ranks, chosen)[0]
     shares = [each / total * n if total else 0.0 for each, n in zip(counts, divisors, strict=True)]
     return Counted(shares, " ".join(rule).strip())
 
 
-def _told_apart(
+def _distinguished(
     errors: Mapping[Rule, float],
     pairs: Sequence[tuple[Call, Value]],
     ranks: LoopRanks,
@@ -125,6 +135,17 @@ def _moved(call: Call) -> Any:
     return tensors.map_tensors(moved, call.inputs)
 
 
+def count(rule: Rule, inputs: Any) -> float:
+    """How much a loss counts inputs, nested tensors ``(rows, …)``, by the rule."""
+    kind, path = rule
+    if kind == "sum":
+        return 1.0
+    if kind == "rows":
+        return float(next((len(each) for each in tensors.walk(inputs) if each.dim()), 1))
+    labels = dict(tensors.leaves(inputs))[path]
+    return float(counted(labels if kind == "labels" else labels[:, 1:]))
+
+
 def counted_alike(inputs: Sequence[Any]) -> dict[str, list[float]]:
     """How many rows each call has, and how many labels: by the first tensor of labels, or a mask."""
     found = {"rows": [count(ROWS, each) for each in inputs], "labels": [0.0] * len(inputs)}
@@ -151,7 +172,7 @@ def _divided(
     common = set[Rule].intersection(*(set(each) for each in by_rank if each is not None))
     for rule in sorted(common):
         counts = [count(rule, each) for each in inputs]
-        total, of_rank = _totals(counts, ranks, chosen)
+        total, of_rank = totals(counts, ranks, chosen)
         sums = of_rank, of_rank * len(chosen), total, total / len(chosen)
         of = [counts, *([each] * len(counts) for each in sums)]
         fits = [
@@ -162,7 +183,7 @@ def _divided(
     return Counted(list(divisors), "sum", is_free=True)
 
 
-def _totals(counts: Sequence[float], ranks: LoopRanks, chosen: Sequence[int]) -> tuple[float, float]:
+def totals(counts: Sequence[float], ranks: LoopRanks, chosen: Sequence[int]) -> tuple[float, float]:
     """Of all ranks that count, and of this one."""
     by_rank = ranks.all_gather(sum(counts))
     return sum(by_rank[rank] for rank in chosen), by_rank[ranks.rank]
@@ -185,7 +206,7 @@ def _divisor(value: Value, inputs: Any) -> str | None:
         loss = value(inputs) if numbers else 0.0
         for path in numbers:
             halved = value(_doubled(inputs, path))
-            if loss and math.isfinite(loss) and math.isclose(2 * halved, loss, rel_tol=HALF):
+            if loss and math.isfinite(loss) and math.isclose(2 * halved, loss, rel_tol=EXACT):
                 return path
     except Exception:  # of the user's function, which may not take another number
         return None
@@ -206,3 +227,69 @@ def _doubled(value: Any, path: str, at: str = "") -> Any:
     if inside is None:
         return value
     return tensors.rebuild(value, [_doubled(each, path, at + step) for step, each in inside])
+
+
+# --- by halves of the rows ---
+
+
+def rules(loss: Callable[[Any], float], inputs: Any) -> dict[Rule, float] | None:
+    """The rules by which the loss follows from those of two halves, with their errors; None for one row.
+
+    ``inputs`` are nested tensors ``(rows, …)``. One half also gets more labels to ignore, by which labels
+    differ from rows.
+    """
+    rows = int(count(ROWS, inputs))
+    if rows < 2:
+        return None
+    leaves = dict(tensors.leaves(inputs))
+    kinds = [(kind, path) for kind, path in _kinds(inputs) if not path or len(leaves[path]) == rows]
+    known: dict[Rule, float] = dict.fromkeys([SUM, *kinds], 0.0)
+    labels = [path for kind, path in kinds if kind == "labels"]
+    given = math.nan
+    for path in ("", *labels):
+        whole = _with_ignored(inputs, path, rows // 2) if path else inputs
+        halves = [_cut(whole, rows, part) for part in (slice(0, rows // 2), slice(rows // 2, None))]
+        try:
+            losses = [loss(each) for each in (whole, *halves)]
+        except Exception:  # ids that may not be ignored; the loss of the loop's own rows has been computed
+            if not path:
+                return {}
+            continue
+        if not path:
+            given = losses[0]
+        elif losses[0] == given:
+            continue  # it does not read these labels
+        if all(map(math.isfinite, losses)):
+            fitting = {each: max(error, known[each]) for each, error in _errors(known, losses, halves)}
+            known = fitting if fitting or not path else known  # labels that it does not ignore
+    return known
+
+
+def _errors(rules: Iterable[Rule], losses: Sequence[float], halves: Sequence[Any]) -> Iterator[Any]:
+    """The rules that the losses, of all rows and of the halves, obey, with their errors relative to those."""
+    of_whole, *of_halves = losses
+    size = max(math.fsum(map(abs, of_halves)), 1e-300)
+    for rule in rules:
+        weights = shares([count(rule, half) for half in halves], rule == SUM)
+        together = math.fsum(weight * each for weight, each in zip(weights, of_halves, strict=True))
+        error = abs(together - of_whole) / size
+        if error <= EXACT:  # a number
+            yield rule, error
+
+
+def _cut(inputs: Any, rows: int, part: slice) -> Any:
+    def cut(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor[part] if tensor.dim() and len(tensor) == rows else tensor
+
+    return tensors.map_tensors(cut, inputs)
+
+
+def _with_ignored(inputs: Any, path: str, rows: int) -> Any:
+    """The inputs where most labels of the first rows are to be ignored, and the first of each row is not."""
+    changed = tensors.map_tensors(torch.clone, inputs)
+    labels = dict(tensors.leaves(changed))[path]
+    if labels.dim() > 1:
+        labels[:rows, ..., 1:-1] = PADDING
+    else:
+        labels[:rows:2] = PADDING
+    return changed

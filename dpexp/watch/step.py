@@ -20,7 +20,6 @@ from torch import nn
 from dpexp import tensors
 from dpexp.config.errors import NotComparableError
 from dpexp.copies import hooked_parameters
-from dpexp.data.averages import ROWS, count
 from dpexp.strategies.modules import named_parameters
 from dpexp.verification.alone import collectives
 from dpexp.verification.compare import Limits
@@ -28,6 +27,7 @@ from dpexp.verification.diagnosis.patterns import multiple, scalings
 from dpexp.watch import clipping, update
 from dpexp.watch.calls import Call, Window, full
 from dpexp.watch.clipping import Clip
+from dpexp.watch.counts import ROWS, count
 from dpexp.watch.expected import by_pass, expected
 from dpexp.watch.explain import Case, explain, sampled
 from dpexp.watch.judge import Judge, Tensors

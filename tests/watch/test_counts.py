@@ -1,10 +1,10 @@
-"""Averages: what a loss averages over is measured from its values on parts of a batch."""
+"""Counts: what a loss averages over is measured from its values on parts of a batch."""
 
 from typing import Any
 
 import torch
 
-from dpexp.data.averages import rules
+from dpexp.watch.counts import rules
 
 
 def masked_mean(inputs: Any) -> float:
