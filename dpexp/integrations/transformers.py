@@ -103,7 +103,7 @@ class WatchCallback(TrainerCallback):
 
 
 def _under_construction() -> Trainer:
-    """The trainer whose constructor is calling: a callback is not told of it."""
+    """The trainer whose constructor is calling: a callback does not get it."""
     frame: Any = sys._getframe()
     while not isinstance(frame.f_locals.get("self"), Trainer):
         frame = frame.f_back

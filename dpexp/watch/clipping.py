@@ -43,13 +43,19 @@ class Clip:
     is_empty: bool = False
 
 
-def effective(clips: Sequence[Clip], passes: int, own: Mapping[str, nn.Parameter]) -> list[Clip]:
+def effective(
+    clips: Sequence[Clip], passes: int, own: Mapping[str, nn.Parameter], written: frozenset[int]
+) -> list[Clip]:
     """Those of parameters of the model, after all backward passes; groups that share one norm as one.
 
-    Without any, the last one that was misplaced: a single device clips at the end.
+    Without any, the last one that was misplaced: a single device clips at the end, and this model where those
+    have no gradient, or are those that the model as written had, whose ids are ``written``.
     """
-    ids = {id(each) for each in own.values()}
+    ids = frozenset(map(id, own.values()))
     some = [each for each in clips if each.parameters & ids]
+    if not some:
+        others = [each for each in clips if each.is_empty or each.parameters & written]
+        return [replace(each, parameters=ids, passes=-1) for each in others[-1:]]
     found: list[Clip] = []
     for each in [each for each in some if each.passes >= passes] or some[-1:]:
         if found and each.norm is not None and found[-1].norm is each.norm:
@@ -80,7 +86,8 @@ def clipped(
             is_active |= any(not torch.equal(changed[name], each) for name, each in some.items())
         else:
             is_whole = clip.parameters <= {id(each) for each in own.values()} or clip.passes < passes
-            times = factor(clip, some) if is_whole else _factor_of(clip.limit, float(full(clip.norm)))
+            size = norm(some, clip.norm_type) if is_whole else float(full(clip.norm))
+            times = _factor(clip.limit, size)
             fitted = multiple({name: each for name, each in found.items() if name in some}, some)
             of_loop = fitted.factors[0] if fitted is not None else times
             is_active |= times < 1
@@ -90,16 +97,15 @@ def clipped(
     return result, is_active
 
 
-def factor(clip: Clip, gradients: Gradients) -> float:
-    """By what a clip of the norm multiplies these gradients; 1 where it is not active."""
-    norms = [float(torch.linalg.vector_norm(_wide(each), clip.norm_type)) for each in gradients.values()]
-    return _factor_of(
-        clip.limit, float(torch.linalg.vector_norm(torch.tensor(norms, dtype=torch.float64), clip.norm_type))
-    )
+def norm(gradients: Gradients, kind: float = 2.0) -> float:
+    """The norm of all numbers together, of tensors of any shape."""
+    norms = [float(torch.linalg.vector_norm(_wide(each), kind)) for each in gradients.values()]
+    return float(torch.linalg.vector_norm(torch.tensor(norms, dtype=torch.float64), kind))
 
 
-def _factor_of(limit: float, norm: float) -> float:
-    return min(1.0, limit / (norm + 1e-6)) if math.isfinite(norm) else math.nan
+def _factor(limit: float, size: float) -> float:
+    """By what clipping multiplies gradients of this norm; 1 where it is not active."""
+    return min(1.0, limit / (size + 1e-6)) if math.isfinite(size) else math.nan
 
 
 def stated(
@@ -107,8 +113,7 @@ def stated(
 ) -> tuple[dict[str, torch.Tensor], bool]:
     """The gradients as the user's statement clips them, and whether that changes them."""
     if not callable(clip_norm):
-        everything = Clip("norm", frozenset(), float(clip_norm), None, 2.0, 0, False)
-        times = factor(everything, gradients)
+        times = _factor(clip_norm, norm(gradients))
         return {name: each * times if times < 1 else each for name, each in gradients.items()}, times < 1
     held = [nn.Parameter(torch.empty_like(each)) for each in gradients.values()]
     for each, gradient in zip(held, gradients.values(), strict=True):

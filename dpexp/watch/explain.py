@@ -8,8 +8,9 @@ it does.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 import torch
@@ -21,19 +22,18 @@ from dpexp.config.words import listed, plural
 from dpexp.verification.compare import Difference, whole_error
 from dpexp.verification.diagnosis.patterns import Fit, fit, multiple, scalings
 from dpexp.verification.result import row_of
+from dpexp.watch.calls import Call
+from dpexp.watch.clipping import norm
+from dpexp.watch.expected import Observed, Step, Tensors, sampled
 from dpexp.watch.ranks import LoopRanks
-from dpexp.watch.weights import UNSTATED, Weighed, are_alike
+from dpexp.watch.weights import UNSTATED, are_alike, shown
 
-SAMPLE = 4096
-"""So many numbers of each parameter are read at most."""
 FITS = 2e-3
 """A sum that is so far from the gradients, beside their size, is what they are."""
 SAME = 0.01
 """Factors that differ by so much are different."""
 MOST_DIVISOR = 1000
 OWN_ROWS = "the gradients of its own rows only"
-
-Tensors = Mapping[str, torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -68,41 +68,24 @@ class FoundError(Exception):
 class Case:
     """What the optimizer got (``found``) of the parameters it ``held``, and what is ``right``.
 
-    ``columns`` are what each backward pass of this rank should add, before clipping; ``total`` is their
-    sum over all ranks. ``counted`` are the ranks whose calls count; ``residue`` is what the steps before
-    have left, and ``carried`` what passes before the step of another optimizer would add, which went on
-    to inputs if they were ``is_for_others``. These are ``sampled``. ``clip`` is the limit of clipping at
-    the end, or the user's; ``misplaced`` is what is wrong with the calls that clip. ``limit`` is what is
-    rounding. ``scale`` is GradScaler's, ``passes`` how often backward was called. ``is_edited``: after
-    the last pass the loop has written to gradients by code of its own. ``is_by_grad``: they come from
-    autograd.grad. ``hook`` is that of DDP's communication, ``hooked`` are parameters with hooks that the
-    model as written had not, ``is_partial``: another optimizer holds the rest of the model,
-    ``takes_inputs`` the passes of this rank whose calls' inputs get gradients.
+    ``columns`` are what each backward pass of this rank should add, before clipping, ``carried`` what passes
+    before the step of another optimizer would add: both ``sampled``. ``clip`` is the limit of clipping at the
+    end, or the user's; ``misplaced`` is what is wrong with the calls that clip. ``hooked`` are parameters
+    with hooks that the model as written had not. ``is_partial``: another optimizer holds the rest of it.
     """
 
     ranks: LoopRanks
+    observed: Observed
+    step: Step
     held: Mapping[str, nn.Parameter]
     found: Tensors
     right: Tensors
-    total: Tensors
     columns: Sequence[Tensors]
     carried: Sequence[Tensors] | None
-    residue: Tensors
-    counted: Sequence[int]
-    limit: float
-    weighed: Weighed
     clip: Any
     misplaced: Sequence[str]
-    is_scaled: bool
-    scale: float
-    passes: int
-    is_edited: bool
-    is_by_grad: bool
-    hook: str
     hooked: Sequence[str]
-    is_for_others: bool
     is_partial: bool
-    takes_inputs: Sequence[int]
 
 
 def explain(case: Case) -> str:
@@ -110,16 +93,19 @@ def explain(case: Case) -> str:
 
     Raises NotComparableError where a right loop may have these gradients.
     """
-    ranks, names = case.ranks, [name for name in case.total if name in case.held]
-    by_rank = ranks.all_gather((list(case.columns), list(case.carried or ())))
-    chosen = sorted(set(case.counted))
-    calls = [(rank, number) for rank in chosen for number in range(len(by_rank[rank][0]))]
-    columns = [by_rank[rank][0][number] for rank, number in calls]
-    carried = [each for rank in chosen for each in by_rank[rank][1]]
-    found, residue = sampled(case.found), case.residue
+    ranks, names = case.ranks, [name for name in case.step.sums if name in case.held]
+    own = case.columns, case.carried or (), case.misplaced, _what_may_be_meant(case)
+    of_passes, of_carried, misplaced, meant = zip(*ranks.all_gather(own), strict=True)
+    case = replace(case, misplaced=list(dict.fromkeys(chain(*misplaced))))
+    why = next(filter(None, meant), "")
+    chosen = sorted(set(case.step.counted))
+    calls = [(rank, number) for rank in chosen for number in range(len(of_passes[rank]))]
+    columns = [of_passes[rank][number] for rank, number in calls]
+    carried = [each for rank in chosen for each in of_carried[rank]]
+    found, residue = sampled(case.found), case.observed.residue
     if not all(ranks.all_gather(_is_finite(found))):
         return "it is not finite where the optimizer steps"
-    if not all(map(_is_finite, (*columns, residue))):
+    if not all(ranks.all_gather(all(map(_is_finite, (*columns, residue))))):
         raise NotComparableError(
             "what a call should add is not finite, and the gradients are: the loop skips or scales the step"
         )
@@ -130,15 +116,13 @@ def explain(case: Case) -> str:
             for side in (found, *columns, residue, *others)
         ]
         fits = ranks.all_gather(fit(sides[0], sides[1:]))
-        if any(each.apart >= FITS for each in fits):
-            return None
-        return _Factors(case, fits, calls, is_part)
+        return None if any(each.apart >= FITS for each in fits) else _Factors(case, fits, calls, is_part, why)
 
     if (of_all := fitted(names)) is not None:
         return _with_clipping(case, of_all.cause())
-    is_unknown = case.carried is None
-    if is_unknown or (any(ranks.all_gather(bool(carried))) and fitted(names, others=carried) is not None):
-        if not is_unknown and all(ranks.all_gather(case.is_for_others)):
+    if case.carried is None or (carried and fitted(names, others=carried) is not None):
+        is_for_others = all(each.feeds_back for each in case.observed.carried.calls)
+        if case.carried is not None and all(ranks.all_gather(is_for_others)):
             return "zero_grad is missing: gradients of a pass for another model's optimizer are in it"
         raise NotComparableError(
             "gradients from before the step of another optimizer are in it: if that is not meant, zero_grad "
@@ -146,22 +130,22 @@ def explain(case: Case) -> str:
         )
     if scaled := _scaled_shards(case):
         return _with_clipping(case, scaled)
+    limit = 10 * case.step.limits.tolerance
     wrong = [
         name
         for name in names
-        if name in case.right
-        and whole_error(case.found.get(name, torch.zeros_like(case.right[name])), case.right[name])
-        > 10 * case.limit
+        if (right := case.right.get(name)) is not None
+        and whole_error(case.found.get(name, torch.zeros_like(right)), right) > limit
     ]
     wrong = next(filter(None, ranks.all_gather(wrong)), [])
     if not wrong:
         return "only some ranks have it"
     some = f"{len(wrong)} of {len(names)} parameters are wrong, '{wrong[-1]}' last"
-    if (of_last := fitted([wrong[-1]], is_part=True)) is not None:
-        if not of_last.is_of_ranks:
-            _refuse_what_may_be_meant(case)
+    of_last = fitted([wrong[-1]], is_part=True)
+    if of_last is None or not of_last.is_of_ranks:
+        _refuse(why)
+    if of_last is not None:
         return _with_clipping(case, f"{some}: {of_last.cause()}")
-    _refuse_what_may_be_meant(case)
     if case.misplaced:
         return f"{some}: {case.misplaced[0]}"
     return (
@@ -172,48 +156,47 @@ def explain(case: Case) -> str:
 
 def _with_clipping(case: Case, cause: str) -> str:
     """All causes that hold."""
-    causes = dict.fromkeys([*([cause] if cause else []), *case.misplaced])
-    return " and ".join(causes)
+    return " and ".join(dict.fromkeys(filter(None, [cause, *case.misplaced])))
 
 
-def _refuse_what_may_be_meant(case: Case) -> None:
-    """Raise NotComparableError where the loop or a hook changes gradients by what nobody can see."""
-    for is_so, why in (
-        (
-            case.is_edited,
+def _what_may_be_meant(case: Case) -> str:
+    """By what nobody can see the loop or a hook changes gradients; empty if by nothing."""
+    seen = case.observed
+    if seen.is_edited:
+        return (
             "the loop changes gradients after backward by code of its own: state that as clip_norm=, a "
-            "function of the parameters, or watch the loop without it",
-        ),
-        (
-            bool(case.hooked),
-            f"a hook of {listed(case.hooked)} may change its gradient: register it before dpexp.watch",
-        ),
-        (
-            bool(case.hook),
-            f"DDP's communication hook {case.hook} changes gradients: watch the loop without it",
-        ),
-        (
-            case.is_by_grad,
-            "gradients were taken by torch.autograd.grad: what the loop does with them is not seen",
-        ),
-    ):
-        if any(case.ranks.all_gather(is_so)):
-            raise NotComparableError(why)
+            "function of the parameters, or watch the loop without it"
+        )
+    if case.hooked:
+        return f"a hook of {listed(case.hooked)} may change its gradient: register it before dpexp.watch"
+    if seen.hook:
+        return f"DDP's communication hook {seen.hook} changes gradients: watch the loop without it"
+    if seen.is_by_grad:
+        return "gradients were taken by torch.autograd.grad: what the loop does with them is not seen"
+    return ""
+
+
+def _refuse(why: str) -> None:
+    """Raise NotComparableError for a reason, if there is one."""
+    if why:
+        raise NotComparableError(why)
 
 
 class _Factors:
     """Those of the ``calls`` (rank, number of the pass) of all ranks, as each rank has them, unclipped.
 
-    ``kept`` is what that clipping leaves. ``is_part``: they are those of one parameter.
+    ``kept`` is what that clipping leaves. ``is_part``: they are those of one parameter. ``meant`` says why
+    other gradients may be right.
     """
 
     def __init__(
-        self, case: Case, fits: Sequence[Fit], calls: Sequence[tuple[int, int]], is_part: bool
+        self, case: Case, fits: Sequence[Fit], calls: Sequence[tuple[int, int]], is_part: bool, meant: str
     ) -> None:
-        self.case, self.calls, self.is_part = case, calls, is_part
-        self.size = len(set(case.counted))
+        self.case, self.observed, self.weighed = case, case.observed, case.step.weighed
+        self.calls, self.is_part, self.meant = calls, is_part, meant
+        self.size = len(set(case.step.counted))
         self.micro = max((number for _, number in calls), default=0) + 1
-        clipped = multiple(case.right, case.total)
+        clipped = multiple(case.right, case.step.sums)
         self.kept = (clipped.factors[0] if clipped is not None else 0.0) or 1.0
         self.by_rank = [[factor / self.kept for factor in fit.factors[: len(calls)]] for fit in fits]
         self.of_residue = [fit.factors[len(calls)] for fit in fits]
@@ -234,7 +217,7 @@ class _Factors:
             times = sum(everywhere) / len(everywhere)
             if not causes:
                 causes.append(self._of_scale(times))
-            elif abs(times - 1) > SAME and self.case.weighed.is_whole and not self.case.weighed.is_free:
+            elif abs(times - 1) > SAME and self.weighed.is_whole and not self.weighed.is_free:
                 causes += self._scalings(times, self.size)
         elif self.is_of_ranks:
             causes += self._of_ranks()
@@ -258,18 +241,18 @@ class _Factors:
             own = [each for (owner, _), each in pairs if owner == rank]
             has = {number for (owner, number), each in pairs if owner == rank and self._differ(each, 0)}
             if missed := sorted(lacks & has):
-                if self.case.hook:
-                    _refuse_what_may_be_meant(self.case)
+                if self.observed.hook:
+                    _refuse(self.meant)
                 if self.micro == 1 or len(missed) == self.micro:
                     return [self._own_rows_only(rank), *self._of_own(own)]
                 return [f"no_sync was left on {_passes(missed, self.micro)}, so ranks differ"]
         if all(not self._differ(max(of_rank), min(of_rank)) for of_rank in self.by_rank):
-            times = _times(of_rank[0] for of_rank in self.by_rank)
+            times = shown([of_rank[0] for of_rank in self.by_rank])
             return [f"clipped by each rank's own norm, so ranks differ (times {times})"]
         return ["ranks have different gradients"]
 
     def _own_rows_only(self, rank: int) -> str:
-        if self.case.is_by_grad:
+        if self.observed.is_by_grad:
             why = "torch.autograd.grad takes them, which DistributedDataParallel does not see"
         elif self.is_part:
             why = "they were added or made trainable after the wrapper, or an all_reduce leaves them out"
@@ -282,8 +265,8 @@ class _Factors:
 
     def _of_own(self, factors: Sequence[float]) -> list[str]:
         """What is wrong besides with a rank's own gradients: alone they are those of its mean."""
-        if self.case.weighed.cause:
-            return [self.case.weighed.cause]
+        if self.weighed.cause:
+            return [self.weighed.cause]
         return self._scalings(sum(factors) / len(factors) / self.size, 1)[:1]
 
     def _scalings(self, times: float, size: int) -> list[str]:
@@ -299,7 +282,7 @@ class _Factors:
             for number in range(self.micro)
         ]
         gone = [n for n, some in enumerate(by_number) if not any(self._differ(each, 0) for each in some)]
-        if gone and set(gone) <= set(self.case.takes_inputs):
+        if gone and set(gone) <= _taking_inputs(self.observed.window.calls):
             raise NotComparableError(
                 f"{_passes(gone, self.micro)} are not in it, whose inputs get gradients: if these are meant, "
                 "as for adversarial examples, take them by torch.autograd.grad"
@@ -308,27 +291,26 @@ class _Factors:
             return f"{_passes(gone, self.micro)} are not in it: zero_grad between them, or not synchronized"
         if self.case.misplaced:
             return ""
-        if not self.case.weighed.cause and self.size == 1:  # ranks are synchronized by code of the loop, too
-            _refuse_what_may_be_meant(self.case)
+        if not self.weighed.cause and self.size == 1:  # ranks are synchronized by code of the loop, too
+            _refuse(self.meant)
         *before, last = [sum(some) / len(some) for some in by_number]
         is_last_right = abs(last * self.kept - 1) < 5 * SAME
         if self.case.clip is not None and is_last_right and all(each < 0.99 * last for each in before):
             return "clipped before all micro-batches were in it"
-        weighed = self.case.weighed
-        if weighed.cause:
-            return weighed.cause
-        if are_alike(weighed.of_losses, 1e-3):  # so the loss is right
+        if self.weighed.cause:
+            return self.weighed.cause
+        if are_alike(self.weighed.of_losses, 1e-3):  # so the loss is right
             of = "micro-batch" if self.micro > 1 else "rank"
             changed = f"the gradients of each {of} were changed before they were added"
-            return f"{changed}: clipped? (times {_times(factors)})"
+            return f"{changed}: clipped? (times {shown(factors)})"
         of = "micro-batches" if self.micro > 1 else "ranks"
-        return f"{of} have other weights than in the loss of all rows ({_times(factors)} instead of 1)"
+        return f"{of} have other weights than in the loss of all rows ({shown(factors)} instead of 1)"
 
     def _of_scale(self, times: float) -> str:
         """Where everything has one factor."""
         size, micro = self.size, self.micro
         if abs(times - 1) < SAME:
-            _refuse_what_may_be_meant(self.case)
+            _refuse(self.meant)
             return "they are right but for digits that were lost: by a communication hook, or a cast?"
         if self.case.misplaced:
             return ""
@@ -336,17 +318,17 @@ class _Factors:
             return f"it is not clipped to {self.case.clip} when the optimizer steps"
         fitting = self._scalings(times, size)
         if self.is_part and not fitting:
-            _refuse_what_may_be_meant(self.case)
+            _refuse(self.meant)
             return f"it is {times:.4g} times as large as it should be: a hook or the loop scales it"
         divisor = micro / times if times else math.inf
         is_whole = 1.5 < divisor < MOST_DIVISOR and abs(divisor - round(divisor)) < SAME * divisor
-        if self.case.passes > micro and abs(times * micro / self.case.passes - 1) < SAME:
-            fitting.append(f"backward was called {self.case.passes} times for {plural(micro, 'loss')}")
+        if self.observed.passes > micro and abs(times * micro / self.observed.passes - 1) < SAME:
+            fitting.append(f"backward was called {self.observed.passes} times for {plural(micro, 'loss')}")
         if not fitting:
-            _refuse_what_may_be_meant(self.case)
+            _refuse(self.meant)
         if is_whole and round(divisor) != micro and self.case.clip is None:
             fitting.append(f"{plural(micro, 'micro-batch')} divided by {round(divisor)}")
-        if self.case.is_partial and times < 1 and self.case.passes == 1:
+        if self.case.is_partial and times < 1 and self.observed.passes == 1:
             raise NotComparableError(
                 f"they are {times:.4g} times as large as they should be, and another optimizer, which "
                 "holds the rest of the model, may step at other times: watch one optimizer's loop at a time"
@@ -354,7 +336,7 @@ class _Factors:
         cause = " or ".join(fitting) or self._of_any_scale(times)
         if size > 1 and abs(times * size - 1) < SAME:
             cause += " (an all_reduce without a backward?)"
-        if not (self.case.weighed.is_whole or self.is_part):
+        if not (self.weighed.is_whole or self.is_part):
             raise NotComparableError(UNSTATED.format(cause=cause, times=times))
         those = "these gradients are" if self.is_part else "all gradients are"
         return f"{cause}: {those} {times:.4g} times as large as they should be"
@@ -364,29 +346,28 @@ class _Factors:
 
         Raises NotComparableError where that may be meant.
         """
-        if self.case.scale != 1 and abs(times / self.case.scale - 1) < SAME:
+        if self.observed.scale != 1 and abs(times / self.observed.scale - 1) < SAME:
             return "they are still scaled: step through GradScaler.step, or unscale them"
-        clip, norm = self.case.clip, _norm(self.case.found)
-        alone = _norm(self.case.right)
-        if isinstance(clip, int | float) and alone < clip and abs(norm / clip - 1) < SAME:
-            return f"the loop clips it to {norm:.4g}, and {alone:.4g} is its right norm: is the loss divided?"
-        if clip is not None and self.case.is_scaled and times < 1:
+        clip, size, alone = self.case.clip, norm(self.case.found), norm(self.case.right)
+        if isinstance(clip, int | float) and alone < clip and abs(size / clip - 1) < SAME:
+            return f"the loop clips it to {size:.4g}, and {alone:.4g} is its right norm: is the loss divided?"
+        if clip is not None and self.observed.is_scaled and times < 1:
             return "it was clipped to another norm, or while it was still scaled (call scaler.unscale_ first)"
         if clip is not None:
             return f"it is not clipped to {clip} when the optimizer steps"
-        _refuse_what_may_be_meant(self.case)
+        _refuse(self.meant)
         raise NotComparableError(
             f"all gradients are {times:.4g} times as large as those of the loss that is watched: watch the "
             "loss with its coefficient, or state clip_norm= if the loop scales them"
         )
 
 
-def _times(factors: Iterable[float]) -> str:
-    return ", ".join(f"{each:.3g}" for each in factors)
-
-
-def _norm(tensors: Tensors) -> float:
-    return math.hypot(*(float(each.double().norm()) for each in tensors.values()))
+def _taking_inputs(calls: Sequence[Call]) -> set[int]:
+    """The passes, from 0, in which every call has inputs that get gradients."""
+    by_pass: dict[int, list[bool]] = {}
+    for call in calls:
+        by_pass.setdefault(call.backward, []).append(call.takes_inputs)
+    return {place for place, number in enumerate(sorted(by_pass)) if all(by_pass[number])}
 
 
 def _passes(numbers: Sequence[int], micro: int) -> str:
@@ -416,7 +397,7 @@ def _scaled_shards(case: Case) -> str:
     known = [each for each in of_ranks if each is not None]
     if len(known) < 2 or any(each.apart**2 > FITS or not each.size for each in known):
         return ""
-    times = _times(each.factors[0] for each in known)
+    times = shown([each.factors[0] for each in known])
     return f"clipped by each rank's own norm: each has scaled its shard (times {times})"
 
 
@@ -428,12 +409,6 @@ def _owners(parameter: Any, rank: int) -> torch.Tensor:
         marked, parameter.device_mesh, parameter.placements, **shape
     ).full_tensor()
     return owner
-
-
-def sampled(gradients: Tensors) -> dict[str, torch.Tensor]:
-    """Some numbers of each, by name, as vectors in float64 on the host."""
-    flat = {name: each.detach().cpu().flatten().double() for name, each in gradients.items()}
-    return {name: each[:: max(1, len(each) // SAMPLE)] for name, each in flat.items()}
 
 
 def _is_finite(tensors: Tensors) -> bool:

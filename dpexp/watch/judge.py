@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import NoReturn
 
-import torch
+from torch import nn
 
 from dpexp.verification.compare import Difference, Kinds, Limits, Noise, noise_of, parts_of
 from dpexp.verification.rounding import DRAWS, MARGIN, largest
 from dpexp.verification.trial import judge, worst_errors
+from dpexp.watch.expected import Tensors
 from dpexp.watch.explain import FoundError, LoopFinding
+from dpexp.watch.options import Options
 from dpexp.watch.ranks import LoopRanks
-
-Tensors = Mapping[str, torch.Tensor]
+from dpexp.watch.replay import Replay
 
 
 @dataclass(frozen=True)
 class Judge:
-    """Of step ``number``. It adds to ``errors``, the worst of each kind, and to ``warnings``."""
+    """Compares the laid out ``model`` with the single device ``replay`` in step ``number``.
+
+    ``options`` are the user's. It adds to ``errors``, the worst of each kind, and to ``warnings``.
+    """
 
     number: int
+    model: nn.Module
+    replay: Replay
+    options: Options
     ranks: LoopRanks
     errors: dict[str, Difference]
     warnings: dict[str, None]

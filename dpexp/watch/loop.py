@@ -25,7 +25,8 @@ from dpexp.verification.result import KINDS, row_of
 from dpexp.watch import hooks
 from dpexp.watch.calls import LoopCalls, ObservedLoss, Window, full
 from dpexp.watch.clipping import Clip
-from dpexp.watch.explain import OWN_ROWS, FoundError, LoopFinding, sampled
+from dpexp.watch.expected import Observed, Step, sampled
+from dpexp.watch.explain import OWN_ROWS, FoundError, LoopFinding
 from dpexp.watch.judge import Judge
 from dpexp.watch.options import Options
 from dpexp.watch.program import shapes
@@ -33,9 +34,6 @@ from dpexp.watch.ranks import LoopRanks
 from dpexp.watch.recording import Recording
 from dpexp.watch.replay import Replay, unchanged
 from dpexp.watch.step import (
-    Observed,
-    Sides,
-    Step,
     Stepped,
     begin,
     check_synchronized,
@@ -363,7 +361,7 @@ class WatchedLoop:
 
     def _settle(self, found: FoundError, held: Mapping[str, nn.Parameter]) -> None:
         """Raise it, but NotComparableError if the optimizer has synchronized the ranks."""
-        check_synchronized(self._sides(self._ranks, found.finding.step)[1], held)
+        check_synchronized(self._judge(self._ranks, found.finding.step), held)
         raise found
 
     def _close_window(self, optimizer: torch.optim.Optimizer, held: Mapping[str, nn.Parameter]) -> None:
@@ -406,10 +404,10 @@ class WatchedLoop:
         is_first = not self._done_in_window
         self._trained.add(held)
         self._done_in_window.add(optimizer)
-        sides, judge = self._sides(self._ranks, self._step.number)
+        judge = self._judge(self._ranks, self._step.number)
         try:
             self._stepped = compare_gradients(
-                sides, judge, self._observed(optimizer), self._step, optimizer, held, is_first
+                judge, self._observed(optimizer), self._step, optimizer, held, is_first
             )
         except FoundError as found:
             if OWN_ROWS not in found.finding.cause or "parameters are wrong" in found.finding.cause:
@@ -420,9 +418,8 @@ class WatchedLoop:
         of_both = (self._step.sums, self._stepped.found)
         self._trained.reached |= {name for some in of_both for name, each in some.items() if each.any()}
 
-    def _sides(self, ranks: LoopRanks, number: int) -> tuple[Sides, Judge]:
-        sides = Sides(self._model, self._replay, self._options, ranks)
-        return sides, Judge(number, ranks, self._errors, self.warnings)
+    def _judge(self, ranks: LoopRanks, number: int) -> Judge:
+        return Judge(number, self._model, self._replay, self._options, ranks, self._errors, self.warnings)
 
     def _observed(self, optimizer: torch.optim.Optimizer) -> Observed:
         calls, seen = self._calls, self._seen
@@ -456,7 +453,7 @@ class WatchedLoop:
         """Compare the update, after the optimizer's step."""
         step = self._step
         assert step is not None
-        compare_update(self._sides(self._ranks, step.number)[1], optimizer, held, stepped)
+        compare_update(self._judge(self._ranks, step.number), optimizer, held, stepped)
         self._residue |= sampled(stepped.found)
         self._trained.held |= held.keys()
         self._calls.drop_others()
@@ -493,7 +490,7 @@ class WatchedLoop:
                 self._model, ranks, self._calls.strategy, replicas, optimizer=type(optimizer).__name__
             )
             self._recording.shapes(rows, ranks)
-        return begin(*self._sides(ranks, self.steps + 1), observed)
+        return begin(self._judge(ranks, self.steps + 1), observed)
 
     def _check_initial(self, ranks: LoopRanks) -> None:
         """Warn of ranks that were watched with other weights, where training does not start from rank 0's."""

@@ -11,7 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -26,53 +26,13 @@ from dpexp.verification.compare import Limits
 from dpexp.verification.diagnosis.patterns import multiple, scalings
 from dpexp.watch import clipping, update
 from dpexp.watch.calls import Call, Window, full
-from dpexp.watch.clipping import Clip
 from dpexp.watch.counts import ROWS, count
-from dpexp.watch.expected import by_pass, expected
-from dpexp.watch.explain import Case, explain, sampled
-from dpexp.watch.judge import Judge, Tensors
-from dpexp.watch.options import Options
+from dpexp.watch.expected import Observed, Step, Tensors, by_pass, expected, sampled
+from dpexp.watch.explain import Case, explain
+from dpexp.watch.judge import Judge
 from dpexp.watch.ranks import LoopRanks
-from dpexp.watch.replay import HAS_STATE, Narrowest, Replay
+from dpexp.watch.replay import HAS_STATE, Narrowest
 from dpexp.watch.weights import STATE_WEIGHT, Weighed, Weighing, loss_of_all_rows, scalar_place, unweighed
-
-
-@dataclass(frozen=True)
-class Observed:
-    """What was seen of a step before an optimizer steps.
-
-    ``residue`` are the gradients that the steps before have left, ``unclipped`` some numbers of those before
-    they were clipped. ``carried`` are calls since the optimizer's last step that a step of another one has
-    closed. ``written`` are ids of the parameters that the model as written had.
-    """
-
-    window: Window
-    passes: int
-    clips: Sequence[Clip] = ()
-    residue: Tensors | None = None
-    unclipped: Tensors | None = None
-    carried: Window = field(default_factory=Window)
-    is_scaled: bool = False
-    scale: float = 1.0
-    is_edited: bool = False
-    is_by_grad: bool = False
-    hook: str = ""
-    written: frozenset[int] = frozenset()
-
-
-@dataclass(frozen=True)
-class Step:
-    """What a single device computes in this step: ``sums`` are its gradients before clipping."""
-
-    number: int
-    window: Window
-    parameters: Tensors
-    counted: Sequence[int]
-    weighed: Weighed
-    sums: Tensors
-    limits: Limits
-    loss: float
-    samples: int
 
 
 @dataclass(frozen=True)
@@ -83,16 +43,6 @@ class Stepped:
     gradients: Tensors
     found: Tensors
     was_clipped: bool
-
-
-@dataclass(frozen=True)
-class Sides:
-    """The laid out ``model`` and the single device ``replay``; ``options`` are the user's."""
-
-    model: nn.Module
-    replay: Replay
-    options: Options
-    ranks: LoopRanks
 
 
 def held_by(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, nn.Parameter]:
@@ -109,16 +59,16 @@ def digests(named: Tensors) -> dict[str, str]:
 # --- before the first optimizer of a step ---
 
 
-def begin(sides: Sides, judge: Judge, observed: Observed) -> Step:
+def begin(judge: Judge, observed: Observed) -> Step:
     """Compare the parameters of ranks, the outputs of each call, and what each call counts.
 
     Every rank must call this, and what follows. They raise FoundError for what a single device computes
     otherwise, and NotComparableError.
     """
-    ranks, replay = sides.ranks, sides.replay
+    ranks, replay = judge.ranks, judge.replay
     window = observed.window.gathered()
-    parameters = {name: full(each).clone() for name, each in named_parameters(sides.model).items()}
-    ranks.together(lambda: replay.load(parameters, sides.model))
+    parameters = {name: full(each).clone() for name, each in named_parameters(judge.model).items()}
+    ranks.together(lambda: replay.load(parameters, judge.model))
     _check_alike(judge, parameters, "before")
     if not any(ranks.all_gather(bool(window.calls))):
         raise NotComparableError(
@@ -127,23 +77,23 @@ def begin(sides: Sides, judge: Judge, observed: Observed) -> Step:
         )
     inputs = tensors.walk([call.inputs for call in observed.window.calls])
     is_global = any(hasattr(each, "placements") for each in inputs)
-    counted = _counted(sides, judge, window, is_global)
-    limits = _check_outputs(sides, judge, window, parameters)
+    counted = _counted(judge, window, is_global)
+    limits = _check_outputs(judge, window, parameters)
     _check_finite(ranks, window)
-    losses = _losses(sides, window)
-    weighed = _weighed(sides, judge, window, losses, counted)
+    losses = _losses(judge, window)
+    weighed = _weighed(judge, window, losses, counted)
     rows = ranks.all_gather(sum(int(count(ROWS, call.inputs)) for call in window.calls))
-    return Step(
+    step = Step(
         judge.number,
         window,
         parameters,
         counted,
         weighed,
-        expected(window, weighed, ranks, counted, replay),
         limits,
         loss_of_all_rows(losses or [], weighed.shares, ranks, counted),
         sum(rows[rank] for rank in set(counted)),
     )
+    return replace(step, sums=expected(step, ranks, replay))
 
 
 def _check_alike(judge: Judge, parameters: Tensors, when: str) -> None:
@@ -166,14 +116,14 @@ def _check_alike(judge: Judge, parameters: Tensors, when: str) -> None:
         judge.fail("parameters", f"'{names[0]}' differs between ranks {when} the step", cause)
 
 
-def _counted(sides: Sides, judge: Judge, window: Window, is_global: bool) -> list[int]:
+def _counted(judge: Judge, window: Window, is_global: bool) -> list[int]:
     """For each rank the one that counts for it: those that compute the same rows, as in tensor parallelism,
     count once. ``is_global``: the loop's inputs are DTensors, with the rows of all ranks.
     """
-    rows = sides.ranks.all_gather(tensors.digest(tensors.walk([call.inputs for call in window.calls])))
+    rows = judge.ranks.all_gather(tensors.digest(tensors.walk([call.inputs for call in window.calls])))
     times = Counter(rows)
     is_even = len(set(times.values())) == 1
-    if len(times) < len(rows) and not (is_global or _splits_layers(sides.model)):
+    if len(times) < len(rows) and not (is_global or _splits_layers(judge.model)):
         judge.warn("ranks compute equal rows: is the rank of the sampler set?")
     return [rows.index(each) if is_even else rank for rank, each in enumerate(rows)]
 
@@ -188,9 +138,9 @@ def _splits_layers(model: nn.Module) -> bool:
     return any(mesh.ndim > of_fsdp for mesh in meshes if mesh is not None)
 
 
-def _check_outputs(sides: Sides, judge: Judge, window: Window, parameters: Tensors) -> Limits:
+def _check_outputs(judge: Judge, window: Window, parameters: Tensors) -> Limits:
     """What counts as rounding in the type of the forward."""
-    replay, ranks = sides.replay, sides.ranks
+    replay, ranks = judge.replay, judge.ranks
 
     def outputs(draw: int | None = None) -> dict[str, torch.Tensor]:
         with torch.no_grad():
@@ -206,14 +156,15 @@ def _check_outputs(sides: Sides, judge: Judge, window: Window, parameters: Tenso
     if failed is None:
         return narrowest.limits
     others = {name.partition(" output")[0] for name in found} - {failed.tensor.partition(" output")[0]}
-    near = [name for name, each in found.items() if torch.allclose(each, right[name].to(each), 1e-3, 1e-5)]
+    both = {name: (each, right[name].to(each)) for name, each in found.items() if name in right}
+    near = [name for name, (a, b) in both.items() if a.shape == b.shape and torch.allclose(a, b, 1e-3, 1e-5)]
     if any(ranks.all_gather(any(name.partition(" output")[0] in others for name in near))):
         raise NotComparableError(
             f"{failed.tensor} differs, and other calls of this step are right: parameters or settings change "
             "between its calls"
         )
     again = ranks.together(outputs)
-    if any(ranks.all_gather(any(not torch.equal(again[name], each) for name, each in right.items()))):
+    if any(ranks.all_gather(digests(again) != digests(right))):
         raise NotComparableError(HAS_STATE)
     if any(ranks.all_gather(bool(seen))):
         raise NotComparableError(
@@ -254,30 +205,28 @@ def _check_finite(ranks: LoopRanks, window: Window) -> None:
             )
 
 
-def _losses(sides: Sides, window: Window) -> Sequence[Call] | None:
+def _losses(judge: Judge, window: Window) -> Sequence[Call] | None:
     """The calls whose weights are compared: those of losses, else of the model with the loss inside; None
     where no loss is known.
     """
-    if any(sides.ranks.all_gather(bool(window.losses))):
+    if any(judge.ranks.all_gather(bool(window.losses))):
         return window.losses
-    if sides.options.loss is not None:
+    if judge.options.loss is not None:
         raise NotComparableError(
             "the model's outputs were differentiated, and run.loss was not called: call it in the loop, "
             "or watch without a loss"
         )
     inside = all(scalar_place(call) is not None for call in window.calls)
-    return window.calls if all(sides.ranks.all_gather(inside)) else None
+    return window.calls if all(judge.ranks.all_gather(inside)) else None
 
 
-def _weighed(
-    sides: Sides, judge: Judge, window: Window, losses: Sequence[Call] | None, counted: Sequence[int]
-) -> Weighed:
-    options = sides.options
+def _weighed(judge: Judge, window: Window, losses: Sequence[Call] | None, counted: Sequence[int]) -> Weighed:
+    options = judge.options
     if options.weight is False or losses is None:
         if losses is None:
             judge.warn("without a loss its weights were not compared: only layout and synchronization")
         return unweighed(window)
-    weighing = Weighing(options.weight, sides.ranks, sides.replay, counted)
+    weighing = Weighing(options.weight, judge.ranks, judge.replay, counted)
     try:
         with collectives() as asked:
             weighed = weighing.weigh(window, losses)
@@ -288,7 +237,7 @@ def _weighed(
         return unweighed(window)
     if weighed.unknown:
         raise NotComparableError(weighed.unknown)
-    if weighed.apart and not any(sides.ranks.all_gather(bool(asked))):
+    if weighed.apart and not any(judge.ranks.all_gather(bool(asked))):
         raise NotComparableError(
             f"the loss of a row depends on other rows (apart {weighed.apart:.1e}), so it is another one with "
             f"all rows: {STATE_WEIGHT}"
@@ -310,7 +259,6 @@ def _weighed(
 
 
 def compare_gradients(
-    sides: Sides,
     judge: Judge,
     observed: Observed,
     step: Step,
@@ -319,7 +267,7 @@ def compare_gradients(
     is_first: bool,
 ) -> Stepped:
     """Compare what an optimizer is about to step with. ``is_first``: no other one has stepped before."""
-    ranks, weighed = sides.ranks, step.weighed
+    ranks, weighed = judge.ranks, step.weighed
     scale = getattr(optimizer, "grad_scale", None)  # by which a fused optimizer itself divides
     got = {name: full(each.grad).clone() for name, each in held.items() if each.grad is not None}
     gradients = {name: each if scale is None else each / scale for name, each in got.items()}
@@ -329,8 +277,8 @@ def compare_gradients(
         parameters = {name: full(each).clone() for name, each in held.items()}
     before = update.Before.of(optimizer, held, parameters)
 
-    own = named_parameters(sides.model)
-    clips = clipping.effective(observed.clips, observed.passes, own) or _of_another(observed, own)
+    own = named_parameters(judge.model)
+    clips = clipping.effective(observed.clips, observed.passes, own, observed.written)
     limits = ranks.all_gather([each.limit for each in clips])
     if len(limits[0]) == len(clips):  # a rank that clips to another limit is wrong
         clips = [replace(each, limit=limit) for each, limit in zip(clips, limits[0], strict=True)]
@@ -340,8 +288,8 @@ def compare_gradients(
         scaled = {name: each * times for name, each in sums.items()} if times != 1 else dict(sums)
         if clips:
             made, is_active = clipping.clipped(clips, observed.passes, scaled, found, own)
-        elif sides.options.clip_norm is not None:
-            made, is_active = clipping.stated(sides.options.clip_norm, scaled)
+        elif judge.options.clip_norm is not None:
+            made, is_active = clipping.stated(judge.options.clip_norm, scaled)
         else:
             made, is_active = scaled, False
         some = {name: each for name, each in made.items() if name in held}
@@ -353,57 +301,32 @@ def compare_gradients(
         judge.warn("no parameter has a gradient other than zero")
 
     def rounded(draw: int) -> dict[str, torch.Tensor]:
-        again = expected(step.window, weighed, ranks, step.counted, sides.replay, draw)
+        again = expected(step, ranks, judge.replay, draw)
         return {name: each for name, each in right(again)[0].items() if name in wanted}
 
     failed = judge.compare("gradients", found, wanted, rounded, step.limits)
     if failed is None:
-        _check_drift(sides, judge, step, found)
+        _check_drift(judge, step, found)
         return Stepped(before, gradients, found, is_active)
-    columns = ranks.together(lambda: by_pass(step.window, weighed, sides.replay))
+    columns = ranks.together(lambda: by_pass(step.window, weighed, judge.replay))
     carried: Sequence[Tensors] | None = None
     with suppress(NotComparableError):  # the step of the other optimizer has changed the model
-        carried = ranks.together(lambda: by_pass(observed.carried, unweighed(observed.carried), sides.replay))
+        carried = ranks.together(lambda: by_pass(observed.carried, unweighed(observed.carried), judge.replay))
     case = Case(
-        ranks=ranks,
-        held=held,
-        found=found,
+        ranks,
+        observed,
+        step,
+        held,
+        found,
         right=wanted,
-        total=step.sums,
         columns=columns,
         carried=carried,
-        residue=observed.residue or {},
-        counted=step.counted,
-        limit=step.limits.tolerance,
-        weighed=weighed,
-        clip=sides.options.clip_norm if not clips else clips[-1].limit,
+        clip=clips[-1].limit if clips else judge.options.clip_norm,
         misplaced=clipping.misplaced(observed.clips, observed.passes, own, observed.written),
-        is_scaled=observed.is_scaled,
-        scale=observed.scale,
-        passes=observed.passes,
-        is_edited=observed.is_edited,
-        is_by_grad=observed.is_by_grad,
-        hook=observed.hook,
-        hooked=[name for name in hooked_parameters(sides.model) if name in held],
-        is_for_others=all(each.feeds_back for each in observed.carried.calls),
+        hooked=[name for name in hooked_parameters(judge.model) if name in held],
         is_partial=any(each.requires_grad and name not in held for name, each in own.items()),
-        takes_inputs=_taking_inputs(step.window),
     )
     judge.fail("gradients", f"of '{failed.tensor}' differ by {failed.error:.1e}", explain(case), failed)
-
-
-def _of_another(observed: Observed, own: Mapping[str, nn.Parameter]) -> list[Clip]:
-    """A clip of parameters without gradients, which are another model's, as that of this model's."""
-    some = [each for each in observed.clips if each.is_empty or each.parameters & observed.written]
-    return [replace(each, parameters=frozenset(map(id, own.values())), passes=-1) for each in some[-1:]]
-
-
-def _taking_inputs(window: Window) -> list[int]:
-    """The passes, from 0, in which every call has inputs that get gradients."""
-    by_pass: dict[int, list[bool]] = {}
-    for call in window.calls:
-        by_pass.setdefault(call.backward, []).append(call.takes_inputs)
-    return [place for place, number in enumerate(sorted(by_pass)) if all(by_pass[number])]
 
 
 def _times(step: Step, observed: Observed, found: Tensors, held: Mapping[str, nn.Parameter]) -> float:
@@ -435,7 +358,7 @@ def _check_finite_sums(ranks: LoopRanks, found: Tensors, wanted: Tensors) -> Non
             )
 
 
-def _check_drift(sides: Sides, judge: Judge, step: Step, found: Tensors) -> None:
+def _check_drift(judge: Judge, step: Step, found: Tensors) -> None:
     """Unequal weights too small to be told from rounding, but known at the loss.
 
     Which sum are the gradients nearer to: that with the weights of the loss of all rows, or with the
@@ -444,17 +367,17 @@ def _check_drift(sides: Sides, judge: Judge, step: Step, found: Tensors) -> None
     weighed = step.weighed
     factors = weighed.of_losses
     grads = [each for call in (*step.window.calls, *step.window.losses) for each in call.gradients.values()]
-    eps = max(sides.ranks.all_gather(max((torch.finfo(each.dtype).eps for each in grads), default=0.0)))
+    eps = max(judge.ranks.all_gather(max((torch.finfo(each.dtype).eps for each in grads), default=0.0)))
     least = max(1e-4, 2 * eps)
     if weighed.terms > 1 or not factors or max(factors) - min(factors) < least * max(map(abs, factors)):
         return
     mean = sum(factors) / len(factors)
     nearest = math.copysign(2.0 ** round(math.log2(abs(mean))), mean) if mean else 1.0  # it rounds nothing
     alike = replace(weighed, factors=[nearest] * len(weighed.factors))
-    of_loop = expected(step.window, alike, sides.ranks, step.counted, sides.replay)
+    of_loop = expected(replace(step, weighed=alike), judge.ranks, judge.replay)
     near, nearer = multiple(found, step.sums), multiple(found, of_loop)
     is_loops = near is not None and nearer is not None and nearer.left < 0.5 * near.left
-    if all(sides.ranks.all_gather(is_loops)):
+    if all(judge.ranks.all_gather(is_loops)):
         shown = ", ".join(f"{each / mean:.5g}" for each in factors[:8])
         cause = weighed.cause or f"they are {shown} instead of 1"
         judge.fail("loss", "calls have other weights than in the loss of all rows", cause)
@@ -498,12 +421,17 @@ def compare_update(
             what = f"of '{failed.tensor}' differs by {failed.error:.1e}"
             cause = f"an equal {type(optimizer).__name__} makes another update of the same gradients"
             judge.fail("update", what, cause, failed)
-    for name, kept in update.state_of(optimizer, held).items():
-        for key, each in kept.items():
-            is_like = isinstance(each, torch.Tensor) and each.is_floating_point() and each.dim()
-            if is_like and torch.finfo(each.dtype).eps > torch.finfo(held[name].dtype).eps:
-                what = f"'{key}' of '{name}' is {each.dtype}, the parameter {held[name].dtype}"
-                judge.fail("optimizer", what, "its state was cast, or loaded, in a narrower type")
+    cast = [
+        f"'{key}' of '{name}' is {each.dtype}, the parameter {held[name].dtype}"
+        for name, kept in update.state_of(optimizer, held).items()
+        for key, each in kept.items()
+        if isinstance(each, torch.Tensor)
+        and each.is_floating_point()
+        and each.dim()
+        and torch.finfo(each.dtype).eps > torch.finfo(held[name].dtype).eps
+    ]
+    if cast := [each for of_rank in judge.ranks.all_gather(cast) for each in of_rank]:
+        judge.fail("optimizer", cast[0], "its state was cast, or loaded, in a narrower type")
     names = judge.ranks.all_gather(list(held))
     if any(each != names[0] for each in names):
         judge.warn("the optimizers of ranks hold other parameters: these were not compared between ranks")

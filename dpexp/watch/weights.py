@@ -11,9 +11,10 @@ are the factors of the same term over all passes and ranks. A term that has one 
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -24,8 +25,8 @@ from dpexp.config.errors import NotComparableError
 from dpexp.copies import copied_module
 from dpexp.verification.alone import alone
 from dpexp.verification.diagnosis.patterns import multiple, scalings
-from dpexp.watch.calls import Call, Window
-from dpexp.watch.counts import Counted, counted_alike, scalar_of, shares_of
+from dpexp.watch.calls import Call, Window, detached_copy
+from dpexp.watch.counts import Counted, counted_alike, scalar_of, shares_of, totals
 from dpexp.watch.ranks import LoopRanks
 from dpexp.watch.replay import Replay
 
@@ -45,20 +46,18 @@ class Weighed:
     """What the loop counts. ``factors`` are those of this rank's calls, ``of_penalties`` of its penalties.
 
     ``of_losses`` are the factors of the losses of all ranks that count; ``shares`` are those of this rank's
-    losses in the loss of all rows, where known; ``rule`` says what it averages over. ``cause`` says how the
-    loop counts losses otherwise than a single device. ``apart``: how far a gradient of the loop is from any
-    multiple of the expected one. ``is_known``: the loss of all rows, computed alone, is that of the loop.
-    ``times`` are the scales that the gradients may have beside 1; ``is_free``:
-    any one, since the loop says what its loss is divided by, unless it is one of the usual errors. Where
-    losses are not ``is_whole`` the loop may differentiate a multiple of them; ``unknown`` says why that one
-    cannot be told from a usual error.
+    losses in the loss of all rows, where known. ``cause`` says how the loop counts losses otherwise than a
+    single device. ``apart``: how far a gradient of the loop is from any multiple of the expected one.
+    ``is_known``: the loss of all rows, computed alone, is that of the loop. ``times`` are the scales that the
+    gradients may have beside 1; ``is_free``: any one, since the loop says what its loss is divided by, unless
+    it is one of the usual errors. Where losses are not ``is_whole`` the loop may differentiate a multiple of
+    them; ``unknown`` says why that one cannot be told from a usual error.
     """
 
     factors: Sequence[float]
     of_penalties: Sequence[float]
     of_losses: Sequence[float] = ()
     shares: Sequence[float] | None = None
-    rule: str = ""
     cause: str = ""
     apart: float = 0.0
     is_known: bool = True
@@ -104,21 +103,15 @@ class Weighing:
 
         Every rank must call this. Raises NotComparableError.
         """
-        together, keys = _objectives(window, losses)
-        by_rank = self._ranks.all_gather(list(zip(together, keys, strict=True)))
-        chosen = [pair for rank in self._chosen for pair in by_rank[rank]]
-        of_passes = {
-            frozenset(key for number, key in by_rank[rank] if number == which)
-            for rank in self._chosen
-            for which in {number for number, _ in by_rank[rank]}
-        }
-        is_mixed = len(of_passes) > 1
-        names = sorted({key for _, key in chosen})
-        passes = max(len({number for number, _ in by_rank[rank]}) for rank in self._chosen)
+        keys, objectives = _objectives(window, losses)
+        by_rank = self._ranks.all_gather(objectives)
+        chosen = [each for rank in self._chosen for each in by_rank[rank]]
+        passes = max(len(by_rank[rank]) for rank in self._chosen)
         terms = [
-            self._term(losses, [place for place, key in enumerate(keys) if key == name]) for name in names
+            self._term(losses, [place for place, key in enumerate(keys) if key == name])
+            for name in sorted(frozenset[str]().union(*chosen))
         ]
-        return self._weighed(window, losses, terms, is_mixed, passes)
+        return self._weighed(window, losses, terms, len(set(chosen)) > 1, passes)
 
     def _weighed(
         self, window: Window, losses: Sequence[Call], terms: Sequence[Term], is_mixed: bool, passes: int
@@ -136,7 +129,7 @@ class Weighing:
             if not is_alone or spread > DRIFT:
                 raise NotComparableError(
                     f"the loop gives the losses other weights than the loss of all rows does "
-                    f"({_shown(unlike[0].everywhere)} instead of 1), by no rule that is known: if they are "
+                    f"({shown(unlike[0].everywhere)} instead of 1), by no rule that is known: if they are "
                     f"meant, {STATE_WEIGHT}"
                 )
         means = [_mean(term.everywhere) for term in terms]
@@ -153,29 +146,26 @@ class Weighing:
             return _mean(own) if own and is_alone else scale
 
         is_inside = losses is window.calls
-        has_others = not (
-            is_inside or all(call.losses for call in window.calls)
-        )  # of a loss that is not seen
+        has_others = not is_inside and not all(call.losses for call in window.calls)  # of a loss not observed
         own = [of([place] if is_inside else call.losses) for place, call in enumerate(window.calls)]
         penalties = [
             of([place for place, loss in enumerate(losses) if loss.backward == each.backward])
             for each in window.penalties
         ]
-        first = terms[0].counted
-        shares = first.shares if is_alone else None
-        is_like = are_alike(means, 1e-3)
         return Weighed(
             own,
             penalties,
             everywhere,
-            shares,
-            first.rule,
+            terms[0].counted.shares if is_alone else None,
             next((term.cause for term in unlike if term.cause), ""),
             max(term.apart for term in terms),
             all(term.is_known for term in terms),
             sorted(times),
             len(terms),
-            any(term.counted.is_free for term in terms) or is_mixed or not is_like or has_others,
+            any(term.counted.is_free for term in terms)
+            or is_mixed
+            or not are_alike(means, 1e-3)
+            or has_others,
             is_stated or all(each.is_whole for each in losses),
             UNSTATED.format(cause=" or ".join(like), times=coefficient) if like else "",
         )
@@ -194,10 +184,7 @@ class Weighing:
             ]
             apart, joined = 0.0, math.nan
         else:
-            expected, joined = self._gradients(own, counted.shares)
-            fits = [_factor(*pair) for pair in zip(own, expected, strict=True)]
-            factors, apart = [factor for factor, _ in fits], max((far for _, far in fits), default=0.0)
-            factors, apart, counted = self._confirmed(own, factors, apart, counted)
+            factors, apart, joined, counted = self._fitted(own, counted)
         by_rank = ranks.all_gather((factors, apart))
         known = [each for of_rank, _ in by_rank for each in of_rank if math.isfinite(each) and each]
         like = known[0] if known else 1.0  # a loss without a gradient has the factor of the others
@@ -228,46 +215,47 @@ class Weighing:
         known = [each for each in found if each]
         return known[0] if known and len(known) == len(found) and are_alike(known, 1e-3) else None
 
-    def _confirmed(
-        self, own: Sequence[Call], factors: list[float], apart: float, counted: Counted
-    ) -> tuple[list[float], float, Counted]:
-        """Where factors differ by a rule that was measured on each call alone, those by the rows of all calls
-        together, if these can be joined; and what each call counts in these, where no rule says it.
+    def _fitted(self, own: Sequence[Call], counted: Counted) -> tuple[list[float], float, float, Counted]:
+        """The factors of losses, how far one is from any multiple, the loss of all rows if that is computed,
+        and what each call counts.
+
+        Where factors differ by a rule that was measured on each call alone, the rows of all calls together
+        say them, if these can be joined.
         """
-        is_measured = self._weight is None and not counted.is_free
-        unlike = not are_alike(
-            [each for of_rank in self._ranks.all_gather(factors) for each in of_rank], 1e-3
-        )
-        if not is_measured or not unlike:
-            return factors, apart, counted
+        ranks, joined, alone, value = self._ranks, None, None, math.nan
+        if counted.shares is None:
+            joined, value = self._joined(own)
+            factors, apart = _factors(own, joined)
+        else:
+            alone = self._alone(own)
+            factors, apart = _factors(own, alone, counted.shares)
+        everywhere = [each for of_rank in ranks.all_gather(factors) for each in of_rank]
+        of_rule = factors, apart, value, counted
+        if self._weight is not None or counted.is_free or are_alike(everywhere, 1e-3):
+            return of_rule
         try:
-            joined, _ = self._gradients(own, None)
-            alone, _ = self._gradients(own, [1.0] * len(own))
+            joined = self._joined(own)[0] if joined is None else joined
+            alone = self._alone(own) if alone is None else alone
         except NotComparableError:
-            return factors, apart, counted
-        fits = [_factor(*pair) for pair in zip(own, joined, strict=True)]
+            return of_rule
         shares = [multiple(one, all_) for one, all_ in zip(joined, alone, strict=True)]
-        if any(self._ranks.all_gather(any(each is None for each in shares))):
-            return factors, apart, counted
+        if any(ranks.all_gather(any(each is None for each in shares))):
+            return of_rule
         found = [each.factors[0] for each in shares if each is not None]
-        far = max((each for _, each in fits), default=0.0)
         rule = counted.rule if counted.shares is not None else "weights"
-        return [factor for factor, _ in fits], far, Counted(found, rule)
+        return *_factors(own, joined), value, Counted(found, rule)
 
     def _cause(self, own: Sequence[Call], factors: Sequence[Sequence[float]], counted: Counted) -> str:
         """Which known rule the loop follows where a single device follows another; empty if none."""
-        shares = counted.shares
-        if shares is None:
-            return ""
         everywhere = [each for rank in self._chosen for each in factors[rank]]
-        kinds = self._ranks.all_gather(counted_alike([each.inputs for each in own]))
-        by_rank = self._ranks.all_gather(list(shares))
-        if are_alike(everywhere, 1e-3):
+        if counted.shares is None or are_alike(everywhere, 1e-3):
             return ""
+        kinds = self._ranks.all_gather(counted_alike([each.inputs for each in own]))
+        by_rank = self._ranks.all_gather(list(counted.shares))
         share_of = [each for rank in self._chosen for each in by_rank[rank]]
         every = [factor * share for factor, share in zip(everywhere, share_of, strict=True)]
         scale = sum(every) / (sum(share_of) or 1.0) or 1.0
-        instead = f"(weights {_shown([each / scale for each in everywhere])} instead of 1)"
+        instead = f"(weights {shown([each / scale for each in everywhere])} instead of 1)"
         is_of_ranks = all(are_alike(factors[rank], 1e-3) for rank in self._chosen) and len(self._chosen) > 1
         of = "ranks" if is_of_ranks else "micro-batches"
         what = counted.rule.partition(" ")[0]
@@ -297,44 +285,38 @@ class Weighing:
             counts = ranks.together(
                 lambda: [float(weight(*each.inputs[0], **each.inputs[1])) for each in own]
             )
-            total = self._total(counts)
+            total, _ = totals(counts, ranks, self._chosen)
             return Counted([each / total if total else 0.0 for each in counts], "weights")
         if weight == "sum":
             return Counted([1.0] * len(own), "sum")
         return shares_of(own, [self._value(each) for each in own], ranks, self._chosen)
 
-    def _total(self, counts: Sequence[float]) -> float:
-        by_rank = self._ranks.all_gather(list(counts))
-        return sum(sum(by_rank[rank]) for rank in self._chosen)
-
     def _value(self, call: Call) -> Callable[[Any], float]:
         """The loss as a function of inputs, on the host, where labels that it does not know raise."""
         loss, autocast = call.function, call.autocast._replace(kind="cpu")
-        on_host: Any = None
+
+        @cache
+        def on_host() -> Any:
+            function = self._replay.on_host().scalar if loss is None else loss
+            return copied_module(function).cpu() if isinstance(function, nn.Module) else function
 
         def value(inputs: Any) -> float:
-            nonlocal on_host
-            if on_host is None:
-                function = self._replay.on_host().scalar if loss is None else loss
-                on_host = copied_module(function).cpu() if isinstance(function, nn.Module) else function
             args, kwargs = devices.move(inputs, devices.HOST)
+            function = on_host()
             with torch.no_grad(), alone(), autocast.entered():
-                return float(scalar_of(on_host(*args, **kwargs)))
+                return float(scalar_of(function(*args, **kwargs)))
 
         return value
 
     # --- the gradient of the loss of all rows ---
 
-    def _gradients(
-        self, losses: Sequence[Call], shares: Sequence[float] | None
-    ) -> tuple[list[dict[int, torch.Tensor]], float]:
-        """At the arguments of each call of this rank, of the loss of all rows; and this, if joined."""
+    def _alone(self, losses: Sequence[Call]) -> list[dict[int, torch.Tensor]]:
+        """At the arguments of each call of this rank, of its own loss."""
+        return self._ranks.together(lambda: [_gradient([call])[0][0] for call in losses])
+
+    def _joined(self, losses: Sequence[Call]) -> tuple[list[dict[int, torch.Tensor]], float]:
+        """At the arguments of each call of this rank, of the loss of all rows as one batch; and this."""
         ranks = self._ranks
-        if shares is not None:
-            found = ranks.together(
-                lambda: [_gradient([call], share)[0][0] for call, share in zip(losses, shares, strict=True)]
-            )
-            return found, math.nan
         needed = [
             Call("", devices.move(each.inputs, devices.HOST), each.order, each.autocast, wanted=each.wanted)
             for each in losses
@@ -343,17 +325,17 @@ class Weighing:
         function = losses[0].function if losses else None
         together = [replace(call, function=function) for rank in self._chosen for call in by_rank[rank]]
         first = sum(len(by_rank[rank]) for rank in self._chosen if rank < self._of)
-        found, value = ranks.together(lambda: _gradient(together, 1.0) if losses else ([], math.nan))
+        found, value = ranks.together(lambda: _gradient(together) if losses else ([], math.nan))
         return found[first : first + len(losses)], value
 
 
-def _gradient(calls: Sequence[Call], scale: float) -> tuple[list[dict[int, torch.Tensor]], float]:
-    """At the arguments of each of the calls, of the loss of their rows, times ``scale``; and this."""
-    leaves = [[each.clone() for each in tensors.walk(call.inputs)] for call in calls]
+def _gradient(calls: Sequence[Call]) -> tuple[list[dict[int, torch.Tensor]], float]:
+    """At the arguments of each of the calls, of the loss of their rows; and this."""
+    trees = [detached_copy(call.inputs) for call in calls]
+    leaves = [[*tensors.walk(tree)] for tree in trees]
     for call, of_call in zip(calls, leaves, strict=True):
         for each, wanted in zip(of_call, call.wanted, strict=True):
             each.requires_grad_(wanted)
-    trees = [_with_leaves(call.inputs, of_call) for call, of_call in zip(calls, leaves, strict=True)]
     try:
         args, kwargs = trees[0] if len(trees) == 1 else tensors.concatenated(trees, of_batches=True)
     except ValueError as error:
@@ -364,7 +346,7 @@ def _gradient(calls: Sequence[Call], scale: float) -> tuple[list[dict[int, torch
     function: Any = copied_module(loss) if isinstance(loss, nn.Module) else loss
     ends = [each for of_call in leaves for each in of_call if each.requires_grad]
     with alone(), calls[0].autocast.entered():  # a module may keep something from call to call
-        value = scalar_of(function(*args, **kwargs)) * scale
+        value = scalar_of(function(*args, **kwargs))
     with alone():
         gradients = torch.autograd.grad(value, ends, allow_unused=True) if ends else ()
     found = {id(each): gradient for each, gradient in zip(ends, gradients, strict=True)}
@@ -397,30 +379,29 @@ def loss_of_all_rows(
     return sum(found) if any(known for known, _ in by_rank) else sum(found) / max(1, len(found))
 
 
-def _objectives(window: Window, losses: Sequence[Call]) -> tuple[list[int], list[str]]:
-    """For each loss the first one of the same objective, and which term of it this is.
+def _objectives(window: Window, losses: Sequence[Call]) -> tuple[list[str], list[frozenset[str]]]:
+    """For each loss which term of an objective it is, and the terms of each objective.
 
     Of one objective are losses of one backward pass, and those that one call of the model leads to. A term
     is the first, the second, ... loss that one line of the program calls: a GAN's losses of real and of
     generated rows are two terms, those of micro-batches one.
     """
     first = list(range(len(losses)))
-
-    def join(places: Sequence[int]) -> None:
+    of_passes = [
+        [place for place, each in enumerate(losses) if each.backward == number]
+        for number in {each.backward for each in losses}
+    ]
+    of_calls = [call.losses for call in window.calls] if losses is not window.calls else []
+    for places in (*of_passes, *of_calls):
         some = {first[place] for place in places}
-        first[:] = [min(some) if each in some else each for each in first]
-
-    for number in {each.backward for each in losses}:
-        join([place for place, each in enumerate(losses) if each.backward == number])
-    for call in window.calls if losses is not window.calls else ():
-        if call.losses:
-            join(call.losses)
+        first = [min(some) if each in some else each for each in first]
     before: Counter[Any] = Counter()
-    keys = []
+    keys, terms = [], defaultdict[int, set[str]](set)
     for number, each in zip(first, losses, strict=True):
         before[number, each.site] += 1
         keys.append(f"{each.site} {before[number, each.site]}")
-    return first, keys
+        terms[number].add(keys[-1])
+    return keys, [*map(frozenset, terms.values())]
 
 
 def _value_of(call: Call) -> float:
@@ -430,18 +411,22 @@ def _value_of(call: Call) -> float:
     return math.nan if place is None else float(call.leaves[place])
 
 
-def _factor(call: Call, expected: Mapping[int, torch.Tensor]) -> tuple[float, float]:
-    """The call's factor, and how far the loop's gradient is from any multiple of the expected one."""
-    fitted = multiple(call.gradients, expected)
-    if fitted is None:
-        return math.nan, 0.0
-    eps = max(torch.finfo(each.dtype).eps for place, each in expected.items() if place in call.gradients)
-    return fitted.factors[0], fitted.apart if fitted.apart > max(100 * eps, APART) else 0.0
-
-
-def _with_leaves(tree: Any, leaves: Sequence[torch.Tensor]) -> Any:
-    following = iter(leaves)
-    return tensors.map_tensors(lambda _: next(following), tree)
+def _factors(
+    losses: Sequence[Call],
+    expected: Sequence[Mapping[int, torch.Tensor]],
+    shares: Sequence[float] | None = None,
+) -> tuple[list[float], float]:
+    """The factor of each, and how far a gradient of the loop is from any multiple of the expected one."""
+    factors, apart = [], 0.0
+    for call, of_call, share in zip(losses, expected, shares or [1.0] * len(losses), strict=True):
+        fitted = multiple(call.gradients, of_call) if share else None
+        factors.append(math.nan if fitted is None else fitted.factors[0] / share)
+        if fitted is not None and fitted.apart > APART:
+            eps = max(
+                torch.finfo(each.dtype).eps for place, each in of_call.items() if place in call.gradients
+            )
+            apart = max(apart, fitted.apart if fitted.apart > 100 * eps else 0.0)
+    return factors, apart
 
 
 def _spread(numbers: Sequence[float]) -> float:
@@ -452,6 +437,7 @@ def _mean(numbers: Sequence[float]) -> float:
     return sum(numbers) / len(numbers)
 
 
-def _shown(numbers: Sequence[float]) -> str:
+def shown(numbers: Sequence[float]) -> str:
+    """Three digits of each of the first."""
     some = ", ".join(f"{each:.3g}" for each in numbers[:8])
     return some + ", …" * (len(numbers) > 8)
