@@ -47,12 +47,13 @@ ALIKE = 1e-6
 class Counted:
     """``shares`` of this rank's losses in the loss of all rows, None where only the loss itself says it.
 
-    ``is_free``: their scale is the loop's own.
+    ``is_free``: their scale is the loop's own. ``is_joined``: the rows of all calls together say them.
     """
 
     shares: Sequence[float] | None
     rule: str
     is_free: bool = False
+    is_joined: bool = False
 
 
 def scalar_of(value: Any) -> torch.Tensor:

@@ -326,7 +326,7 @@ class _Factors:
             fitting.append(f"backward was called {self.observed.passes} times for {plural(micro, 'loss')}")
         if not fitting:
             _refuse(self.meant)
-        if is_whole and round(divisor) != micro and self.case.clip is None:
+        if is_whole and round(divisor) not in (micro, micro * micro) and self.case.clip is None:
             fitting.append(f"{plural(micro, 'micro-batch')} divided by {round(divisor)}")
         if self.case.is_partial and times < 1 and self.observed.passes == 1:
             raise NotComparableError(

@@ -32,7 +32,15 @@ from dpexp.watch.explain import Case, explain
 from dpexp.watch.judge import Judge
 from dpexp.watch.ranks import LoopRanks
 from dpexp.watch.replay import HAS_STATE, Narrowest
-from dpexp.watch.weights import STATE_WEIGHT, Weighed, Weighing, loss_of_all_rows, scalar_place, unweighed
+from dpexp.watch.weights import (
+    STATE_WEIGHT,
+    Weighed,
+    Weighing,
+    loss_of_all_rows,
+    rounding_of,
+    scalar_place,
+    unweighed,
+)
 
 
 @dataclass(frozen=True)
@@ -366,9 +374,8 @@ def _check_drift(judge: Judge, step: Step, found: Tensors) -> None:
     """
     weighed = step.weighed
     factors = weighed.of_losses
-    grads = [each for call in (*step.window.calls, *step.window.losses) for each in call.gradients.values()]
-    eps = max(judge.ranks.all_gather(max((torch.finfo(each.dtype).eps for each in grads), default=0.0)))
-    least = max(1e-4, 2 * eps)
+    own = rounding_of([*step.window.calls, *step.window.losses])
+    least = max(1e-4, max(judge.ranks.all_gather(own)))
     if weighed.terms > 1 or not factors or max(factors) - min(factors) < least * max(map(abs, factors)):
         return
     mean = sum(factors) / len(factors)

@@ -15,6 +15,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import product
 from typing import Any
 
 import torch
@@ -26,12 +27,14 @@ from dpexp.copies import copied_module
 from dpexp.verification.alone import alone
 from dpexp.verification.diagnosis.patterns import multiple, scalings
 from dpexp.watch.calls import Call, Window, detached_copy
-from dpexp.watch.counts import Counted, counted_alike, scalar_of, shares_of, totals
+from dpexp.watch.counts import ROWS, Counted, count, counted_alike, scalar_of, shares_of, totals
 from dpexp.watch.ranks import LoopRanks
 from dpexp.watch.replay import Replay
 
 APART = 1e-4
 """A gradient so far from every multiple of another has another direction."""
+SAME = 1e-3
+"""Factors that differ by less are the same, but for rounding."""
 DRIFT = 0.02
 """Nobody writes coefficients that are nearer to each other."""
 UNSTATED = (
@@ -97,12 +100,14 @@ class Weighing:
     def __init__(self, weight: Any, ranks: LoopRanks, replay: Replay, counted: Sequence[int]) -> None:
         self._weight, self._ranks, self._replay = weight, ranks, replay
         self._chosen, self._of = sorted(set(counted)), counted[ranks.rank]
+        self._within = SAME
 
     def weigh(self, window: Window, losses: Sequence[Call]) -> Weighed:
         """``losses`` are the calls of losses, or of the model with the loss inside.
 
         Every rank must call this. Raises NotComparableError.
         """
+        self._within = max(SAME, max(self._ranks.all_gather(rounding_of(losses))))
         keys, objectives = _objectives(window, losses)
         by_rank = self._ranks.all_gather(objectives)
         chosen = [each for rank in self._chosen for each in by_rank[rank]]
@@ -120,13 +125,13 @@ class Weighing:
         factors = {
             place: factor for term in terms for place, factor in zip(term.own, term.factors, strict=True)
         }
-        unlike = [term for term in terms if not are_alike(term.everywhere, 1e-3)]
+        unlike = [term for term in terms if not are_alike(term.everywhere, self._within)]
         is_alone = len(terms) == 1 and not is_mixed
         everywhere = [each for term in terms for each in term.everywhere]
         is_multiple = not any(term.apart for term in terms)
         if unlike and is_multiple and not any(term.cause for term in unlike):
             spread = max(_spread(term.everywhere) for term in unlike)
-            if not is_alone or spread > DRIFT:
+            if not is_alone or (spread > DRIFT and not terms[0].counted.is_joined):
                 raise NotComparableError(
                     f"the loop gives the losses other weights than the loss of all rows does "
                     f"({shown(unlike[0].everywhere)} instead of 1), by no rule that is known: if they are "
@@ -164,7 +169,7 @@ class Weighing:
             len(terms),
             any(term.counted.is_free for term in terms)
             or is_mixed
-            or not are_alike(means, 1e-3)
+            or not are_alike(means, self._within)
             or has_others,
             is_stated or all(each.is_whole for each in losses),
             UNSTATED.format(cause=" or ".join(like), times=coefficient) if like else "",
@@ -213,7 +218,7 @@ class Weighing:
         by_rank = self._ranks.all_gather([each.coefficient for each in own])
         found = [each for rank in self._chosen for each in by_rank[rank]]
         known = [each for each in found if each]
-        return known[0] if known and len(known) == len(found) and are_alike(known, 1e-3) else None
+        return known[0] if known and len(known) == len(found) and are_alike(known, self._within) else None
 
     def _fitted(self, own: Sequence[Call], counted: Counted) -> tuple[list[float], float, float, Counted]:
         """The factors of losses, how far one is from any multiple, the loss of all rows if that is computed,
@@ -231,7 +236,7 @@ class Weighing:
             factors, apart = _factors(own, alone, counted.shares)
         everywhere = [each for of_rank in ranks.all_gather(factors) for each in of_rank]
         of_rule = factors, apart, value, counted
-        if self._weight is not None or counted.is_free or are_alike(everywhere, 1e-3):
+        if self._weight is not None or counted.is_free or are_alike(everywhere, self._within):
             return of_rule
         try:
             joined = self._joined(own)[0] if joined is None else joined
@@ -243,12 +248,12 @@ class Weighing:
             return of_rule
         found = [each.factors[0] for each in shares if each is not None]
         rule = counted.rule if counted.shares is not None else "weights"
-        return *_factors(own, joined), value, Counted(found, rule)
+        return *_factors(own, joined), value, Counted(found, rule, is_joined=True)
 
     def _cause(self, own: Sequence[Call], factors: Sequence[Sequence[float]], counted: Counted) -> str:
         """Which known rule the loop follows where a single device follows another; empty if none."""
         everywhere = [each for rank in self._chosen for each in factors[rank]]
-        if counted.shares is None or are_alike(everywhere, 1e-3):
+        if counted.shares is None or are_alike(everywhere, self._within):
             return ""
         kinds = self._ranks.all_gather(counted_alike([each.inputs for each in own]))
         by_rank = self._ranks.all_gather(list(counted.shares))
@@ -256,25 +261,30 @@ class Weighing:
         every = [factor * share for factor, share in zip(everywhere, share_of, strict=True)]
         scale = sum(every) / (sum(share_of) or 1.0) or 1.0
         instead = f"(weights {shown([each / scale for each in everywhere])} instead of 1)"
-        is_of_ranks = all(are_alike(factors[rank], 1e-3) for rank in self._chosen) and len(self._chosen) > 1
+        is_of_ranks = (
+            all(are_alike(factors[rank], self._within) for rank in self._chosen) and len(self._chosen) > 1
+        )
         of = "ranks" if is_of_ranks else "micro-batches"
         what = counted.rule.partition(" ")[0]
         if what == "sum":  # what differs between the calls, or between the ranks?
             for kind in ("labels", "rows"):
                 of_calls = [each for rank in self._chosen for each in kinds[rank][kind]]
                 of_ranks = [sum(kinds[rank][kind]) for rank in self._chosen for _ in kinds[rank][kind]]
-                for counts in (of_calls, of_ranks):
-                    is_mean = are_alike([a * b for a, b in zip(every, counts, strict=True)], 1e-3)
-                    if all(counts) and is_mean and not are_alike(counts, 1e-3):
+                for weights, counts in product((every, everywhere), (of_calls, of_ranks)):
+                    is_mean = are_alike([a * b for a, b in zip(weights, counts, strict=True)], self._within)
+                    if all(counts) and is_mean and not are_alike(counts, self._within):
                         return f"{of} of unequal {kind} are averaged as if equal {instead}"
             return ""
-        if are_alike(every, 1e-3):
+        if are_alike(every, self._within):
             return f"{of} of unequal {what or 'rows'} are averaged as if equal {instead}"
         numbers = [len(by_rank[rank]) for rank in self._chosen for _ in by_rank[rank]]
-        if are_alike([a * b for a, b in zip(every, numbers, strict=True)], 1e-3):
+        if are_alike([a * b for a, b in zip(every, numbers, strict=True)], self._within):
             return f"ranks of unequal numbers of micro-batches are averaged as if equal {instead}"
+        totals = [sum(kinds[rank].get(what, ())) for rank in self._chosen for _ in by_rank[rank]]
+        if all(totals) and are_alike([a * b for a, b in zip(everywhere, totals, strict=True)], self._within):
+            return f"ranks of unequal {what} are averaged as if equal {instead}"
         rows = [each for rank in self._chosen for each in kinds[rank]["rows"]]
-        if all(rows) and are_alike([a / b for a, b in zip(every, rows, strict=True)], 1e-3):
+        if all(rows) and are_alike([a / b for a, b in zip(every, rows, strict=True)], self._within):
             return f"{of} are weighted by their rows, and the loss averages over {what} {instead}"
         return ""
 
@@ -342,6 +352,12 @@ def _gradient(calls: Sequence[Call]) -> tuple[list[dict[int, torch.Tensor]], flo
         raise NotComparableError(
             f"{error} among the loss's arguments of the calls: {STATE_WEIGHT}"
         ) from error
+    rows = [count(ROWS, tree) for tree in trees]
+    first = [  # what is no batch, as the weights of classes, is that of one call
+        one[0] if one[0].dim() and not one[0].requires_grad and _is_constant(one, rows) else both
+        for one, both in zip(zip(*leaves, strict=True), tensors.walk((args, kwargs)), strict=True)
+    ]
+    args, kwargs = _with_leaves((args, kwargs), first)
     loss = calls[0].function
     function: Any = copied_module(loss) if isinstance(loss, nn.Module) else loss
     ends = [each for of_call in leaves for each in of_call if each.requires_grad]
@@ -355,6 +371,23 @@ def _gradient(calls: Sequence[Call]) -> tuple[list[dict[int, torch.Tensor]], flo
         for of_call in leaves
     ]
     return by_call, float(value.detach())
+
+
+def _is_constant(of_calls: Sequence[torch.Tensor], rows: Sequence[float]) -> bool:
+    """Whether a tensor is the same in all calls, which have other numbers of rows."""
+    is_batch = all(len(each) == number for each, number in zip(of_calls, rows, strict=True))
+    return not is_batch and all(torch.equal(each, of_calls[0]) for each in of_calls)
+
+
+def _with_leaves(tree: Any, leaves: Sequence[torch.Tensor]) -> Any:
+    following = iter(leaves)
+    return tensors.map_tensors(lambda _: next(following), tree)
+
+
+def rounding_of(calls: Sequence[Call]) -> float:
+    """How far a factor may be off by the rounding of gradients, of the narrowest type."""
+    found = [each for call in calls for each in call.gradients.values()]
+    return 0.75 * max((torch.finfo(each.dtype).eps for each in found), default=0.0)
 
 
 def are_alike(numbers: Sequence[float], within: float) -> bool:
