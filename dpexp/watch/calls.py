@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial, wraps
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -32,6 +33,7 @@ from dpexp.strategies.placed import full_output
 from dpexp.watch.graph import Walk, edges, mark, marked, new_in, walk
 from dpexp.watch.hooks import Hook, RootHook
 
+NOT_OF_PROGRAM = str(Path(torch.__file__).parent), str(Path(__file__).parents[1])
 DEPTH = 30
 """So many functions that call each other tell where in the program a loss is called."""
 
@@ -81,7 +83,7 @@ class Call:
     """A call of a part of the model, or of a loss, as observed.
 
     ``attributes`` are the plain ones of each part inside, such as ``training``; ``leaves`` are its outputs,
-    and what it has left in attributes at the paths ``left``. Those of a loss are its arguments, and ``site``
+    and what it has left in attributes at the paths ``left``. Those of a loss are its arguments, and ``place``
     says from where in the program it is called. ``gradients`` are the loop's, by the place of the leaf;
     without any, no backward has reached the call. ``backward`` is the number of the pass that reached it
     first, ``losses`` are the places of the losses that lead to it, in the same window. Of a loss that is not
@@ -106,7 +108,7 @@ class Call:
     attributes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     buffers: Mapping[str, torch.Tensor] = field(default_factory=dict)
     function: Callable[..., Any] | None = None
-    site: int = 0
+    place: tuple[int, int] = (0, 0)
     is_whole: bool = True
     coefficient: float | None = None
     value: torch.Tensor | None = None
@@ -371,7 +373,7 @@ class LoopCalls:
             next(self._order),
             Autocast.now(_kind(inputs)),
             function=function,
-            site=_site(),
+            place=_places(),
         )
         inputs = tensors.map_tensors(lambda each: each.view_as(each) if each.requires_grad else each, inputs)
         wanted = [each.requires_grad for each in tensors.walk(inputs)]
@@ -630,17 +632,21 @@ class LoopCalls:
 OUTSIDE = f"{LoopCalls.outside.__qualname__}.<locals>.called"
 
 
-def _site() -> int:
-    """The lines of the program that are under way, as a number: the same in every process.
+def _places() -> tuple[int, int]:
+    """Which instruction of the program calls a loss, and that with all that are under way, as numbers that
+    are the same in every process.
 
     What is around a step that a framework calls (``outside``) is not the program's, and not always the same.
     """
     lines: list[str] = []
+    own = 0
     frame: Any = sys._getframe(2)
     while frame is not None and len(lines) < DEPTH and frame.f_code.co_qualname != OUTSIDE:
-        lines.append(f"{frame.f_code.co_filename}:{frame.f_lineno}")
+        name = frame.f_code.co_filename
+        lines.append(f"{name}:{frame.f_lineno}:{frame.f_lasti}")
+        own = own or (zlib.crc32(lines[-1].encode()) if not name.startswith(NOT_OF_PROGRAM) else 0)
         frame = frame.f_back
-    return zlib.crc32("\n".join(lines).encode())
+    return own, zlib.crc32("\n".join(lines).encode())
 
 
 def _plain(module: nn.Module) -> dict[str, Any]:

@@ -38,8 +38,8 @@ SAME = 1e-3
 DRIFT = 0.02
 """Nobody writes coefficients that are nearer to each other."""
 UNSTATED = (
-    "{cause}, or the loss has this coefficient ({times:.4g}), which cannot be told apart: name the function "
-    "that returns the whole loss (loss=)"
+    "{cause}, or the loss has this coefficient ({times:.4g}), or several terms, which cannot be told apart: "
+    "name the function that returns the whole loss (loss=)"
 )
 STATE_WEIGHT = "state weight=, a function of the loss's arguments (of the model's where the loss is inside)"
 
@@ -151,6 +151,8 @@ class Weighing:
             return _mean(own) if own and is_alone else scale
 
         is_inside = losses is window.calls
+        places = {each.place for each in losses}  # of a function that the program calls from two places
+        is_called_twice = len({instruction for instruction, _ in places}) < len(places)
         has_others = not is_inside and not all(call.losses for call in window.calls)  # of a loss not observed
         own = [of([place] if is_inside else call.losses) for place, call in enumerate(window.calls)]
         penalties = [
@@ -171,7 +173,7 @@ class Weighing:
             or is_mixed
             or not are_alike(means, self._within)
             or has_others,
-            is_stated or all(each.is_whole for each in losses),
+            is_stated or (all(each.is_whole for each in losses) and not is_called_twice),
             UNSTATED.format(cause=" or ".join(like), times=coefficient) if like else "",
         )
 
@@ -416,8 +418,8 @@ def _objectives(window: Window, losses: Sequence[Call]) -> tuple[list[str], list
     """For each loss which term of an objective it is, and the terms of each objective.
 
     Of one objective are losses of one backward pass, and those that one call of the model leads to. A term
-    is the first, the second, ... loss that one line of the program calls: a GAN's losses of real and of
-    generated rows are two terms, those of micro-batches one.
+    is the first, the second, ... loss that one instruction of the program calls: a GAN's losses of real and
+    of generated rows are two terms, those of micro-batches one.
     """
     first = list(range(len(losses)))
     of_passes = [
@@ -431,8 +433,9 @@ def _objectives(window: Window, losses: Sequence[Call]) -> tuple[list[str], list
     before: Counter[Any] = Counter()
     keys, terms = [], defaultdict[int, set[str]](set)
     for number, each in zip(first, losses, strict=True):
-        before[number, each.site] += 1
-        keys.append(f"{each.site} {before[number, each.site]}")
+        instruction, _ = each.place
+        before[number, instruction] += 1
+        keys.append(f"{instruction} {before[number, instruction]}")
         terms[number].add(keys[-1])
     return keys, [*map(frozenset, terms.values())]
 

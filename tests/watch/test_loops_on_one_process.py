@@ -480,6 +480,36 @@ def a_loss_of_two_lines() -> Any:
     return run
 
 
+@not_comparable("not divided by 2, or the loss has this coefficient", "several terms")
+def a_loss_of_a_function_that_two_places_call() -> Any:
+    run = watch(model := MLP(), mse)
+
+    def judge(batch: Any) -> torch.Tensor:
+        return run.loss(model(batch[0]), batch[1])
+
+    for step in steps_of(sgd(model.parameters())):
+        judge(numbers(step, 0)).backward()
+        judge(numbers(step, 1)).backward()
+    return run
+
+
+@right()
+def class_weights_over_all_rows() -> Any:
+    weight = torch.linspace(0.5, 2, 16)
+
+    def loss(logits: torch.Tensor, labels: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return functional.cross_entropy(logits.flatten(0, -2), labels.flatten(), weight)
+
+    run = watch(model := LanguageModel(), loss)
+    for step in steps_of(sgd(model.parameters())):
+        batches = [tokens(step, number, number) for number in range(2)]
+        total = sum(weight[labels[labels >= 0]].sum() for _, labels in batches)
+        for ids, labels in batches:
+            share = weight[labels[labels >= 0]].sum() / total
+            (run.loss(model(ids), labels, weight) * share).backward()
+    return run
+
+
 right(adversarial_rows_by_autograd_grad=lambda: minimize(attacked))
 
 
