@@ -481,7 +481,8 @@ class LoopCalls:
             if each.grad_fn is not None and id(each) not in known:
                 known.add(id(each))
                 mark(each, self._key, (seen, place, is_loss))
-                each.register_hook(partial(self.safe(self._reach), seen, place))  # type: ignore[no-untyped-call]
+                reach = partial(self.safe(self._reach), seen, place, each.output_nr)
+                each.grad_fn.register_prehook(reach)  # after all hooks of the tensor, which may change it
         with self._lock:
             some.append(seen)
 
@@ -614,7 +615,8 @@ class LoopCalls:
         for node, place, name in own:
             node.register_hook(partial(self.safe(add), name, place))
 
-    def _reach(self, seen: _Seen, place: int, gradient: torch.Tensor | None) -> None:
+    def _reach(self, seen: _Seen, place: int, number: int, gradients: Any) -> None:
+        gradient = gradients[number]
         if gradient is None or self.is_paused or self._has_ended:
             return
         if torch.is_grad_enabled():

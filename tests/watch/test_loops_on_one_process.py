@@ -387,7 +387,14 @@ def gradient_of_a_gradient(loss: Any, model: Any, x: torch.Tensor, y: torch.Tens
     return loss(outputs, y) + slope.pow(2).sum()
 
 
+def scaled_by_a_hook(loss: Any, model: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    outputs = model(x)
+    outputs.register_hook(lambda gradient: gradient * torch.linspace(0, 2, 4))
+    return loss(outputs, y)
+
+
 right(
+    a_gradient_that_a_hook_of_an_output_scales=lambda: minimize(scaled_by_a_hook),
     a_penalty_on_the_outputs=lambda: minimize(penalty_on_the_outputs),
     a_penalty_on_the_weights=lambda: minimize(
         lambda loss, model, x, y: loss(model(x), y) + 0.1 * model.fc1.weight.pow(2).sum()
