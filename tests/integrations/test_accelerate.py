@@ -20,12 +20,6 @@ Ignored = Callable[[int, int], int]
 """How many labels are ignored, by step and rank."""
 
 
-@pytest.fixture(autouse=True)
-def _offline(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ACCELERATE_USE_CPU", "1")
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-
-
 @pytest.mark.parametrize("name", claims)
 def test_the_verdict_on_two_ranks_of(name: str) -> None:
     check_on_two_ranks(__name__, name)

@@ -18,12 +18,6 @@ pytestmark = pytest.mark.filterwarnings("default")  # TRL, Transformers and PyTo
 alone, claims = Claims(), Claims()
 
 
-@pytest.fixture(autouse=True)
-def _offline(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ACCELERATE_USE_CPU", "1")
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-
-
 @pytest.mark.parametrize("name", alone)
 def test_the_verdict_on_one_process_of(name: str) -> None:
     alone[name].check(alone[name].ends())
