@@ -20,7 +20,7 @@ from torch import nn
 from torch.nn.modules.loss import _Loss
 
 from dpexp.config.errors import ConfigError
-from dpexp.watch.hooks import replaced
+from dpexp.watch.hooks import Replaced
 from dpexp.watch.loop import WatchedLoop
 from dpexp.watch.losses import observe_torch_losses
 from dpexp.watch.options import Options
@@ -70,7 +70,7 @@ class WatchCallback(Callback):
         lay_out = _after(begin, trainer.strategy.setup)
         self._replaced.enter_context(_attribute(trainer.strategy, "setup", lay_out))
         layouts = {each: _after(begin, each) for each in (fully_shard, parallelize_module)}
-        self._replaced.callback(replaced(layouts).remove)
+        self._replaced.callback(Replaced(layouts).remove)
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, *_: Any) -> None:
         """Observe ``training_step``; between batches the module is as it was."""
@@ -112,7 +112,7 @@ class WatchCallback(Callback):
         if loss is None:
             self._replaced.callback(observe_torch_losses(run).remove)
         elif not isinstance(loss, str):
-            self._replaced.callback(replaced({loss: run.observed(loss)}).remove)
+            self._replaced.callback(Replaced({loss: run.observed(loss)}).remove)
 
     def _observed(self, run: WatchedLoop, module: Any) -> Iterator[tuple[Any, str, Any]]:
         """What stands in the place of attributes during ``training_step``: (owner, name, value).

@@ -1,7 +1,7 @@
 """Hooks: what is registered around a loop while it is watched, and what leaves no trace afterwards.
 
 of a part of the model     ``Hook``: not in a copy, nor in a file
-of functions of PyTorch    ``replaced``, for all watches at once: ``autograd.backward``, ``autograd.grad``,
+of functions of PyTorch    ``Replaced``, for all watches at once: ``autograd.backward``, ``autograd.grad``,
                            ``GradScaler``, what clips gradients, and what asks for other ranks
 
 A ``WatchedLoop`` is told of these. It is on from ``begin`` to ``end``.
@@ -14,7 +14,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import distributed, nn
@@ -23,10 +23,9 @@ from torch.nn.utils import clip_grad
 
 from dpexp.verification.alone import asked
 
-if TYPE_CHECKING:
-    from dpexp.watch.loop import WatchedLoop
-
 Function = Callable[..., Any]
+WatchedLoop = Any
+"""That of ``loop``, which imports this file."""
 
 
 class Hook:
@@ -56,7 +55,7 @@ class RootHook(Hook):
 
 
 class Replaced:
-    """Functions that stand in the place of others in every module, until ``remove``."""
+    """Functions that stand in the place of others, wherever a module has imported these, until ``remove``."""
 
     def __init__(self, wrappers: Mapping[Function, Function]) -> None:
         self._originals = {id(new): old for old, new in wrappers.items()}
@@ -67,17 +66,12 @@ class Replaced:
         _exchange(self._originals)
 
 
-def replaced(wrappers: Mapping[Function, Function]) -> Replaced:
-    """Put each wrapper in the place of its original, wherever a module has imported that."""
-    return Replaced(wrappers)
-
-
 def begin(watcher: WatchedLoop) -> None:
     """Tell it of PyTorch's functions from now on."""
     global _handle
     _watchers.add(watcher)
     if _handle is None:
-        _handle = replaced({old: wrap(old) for old, wrap in _WRAPPED})
+        _handle = Replaced({old: wrap(old) for old, wrap in _WRAPPED})
         for (owner, name), wrap in _METHODS.items():
             setattr(owner, name, wrap(_ORIGINALS[owner, name]))
 

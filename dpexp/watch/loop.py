@@ -361,7 +361,7 @@ class WatchedLoop:
 
     def _settle(self, found: FoundError, held: Mapping[str, nn.Parameter]) -> None:
         """Raise it, but NotComparableError if the optimizer has synchronized the ranks."""
-        check_synchronized(self._judge(self._ranks, found.finding.step), held)
+        check_synchronized(self._judge(found.finding.step), held)
         raise found
 
     def _close_window(self, optimizer: torch.optim.Optimizer, held: Mapping[str, nn.Parameter]) -> None:
@@ -404,7 +404,7 @@ class WatchedLoop:
         is_first = not self._done_in_window
         self._trained.add(held)
         self._done_in_window.add(optimizer)
-        judge = self._judge(self._ranks, self._step.number)
+        judge = self._judge(self._step.number)
         try:
             self._stepped = compare_gradients(
                 judge, self._observed(optimizer), self._step, optimizer, held, is_first
@@ -418,8 +418,9 @@ class WatchedLoop:
         of_both = (self._step.sums, self._stepped.found)
         self._trained.reached |= {name for some in of_both for name, each in some.items() if each.any()}
 
-    def _judge(self, ranks: LoopRanks, number: int) -> Judge:
-        return Judge(number, self._model, self._replay, self._options, ranks, self._errors, self.warnings)
+    def _judge(self, number: int) -> Judge:
+        own = self._model, self._replay, self._options, self._ranks
+        return Judge(number, *own, self._errors, self.warnings)
 
     def _observed(self, optimizer: torch.optim.Optimizer) -> Observed:
         calls, seen = self._calls, self._seen
@@ -453,7 +454,7 @@ class WatchedLoop:
         """Compare the update, after the optimizer's step."""
         step = self._step
         assert step is not None
-        compare_update(self._judge(self._ranks, step.number), optimizer, held, stepped)
+        compare_update(self._judge(step.number), optimizer, held, stepped)
         self._residue |= sampled(stepped.found)
         self._trained.held |= held.keys()
         self._calls.drop_others()
@@ -490,7 +491,7 @@ class WatchedLoop:
                 self._model, ranks, self._calls.strategy, replicas, optimizer=type(optimizer).__name__
             )
             self._recording.shapes(rows, ranks)
-        return begin(self._judge(ranks, self.steps + 1), observed)
+        return begin(self._judge(self.steps + 1), observed)
 
     def _check_initial(self, ranks: LoopRanks) -> None:
         """Warn of ranks that were watched with other weights, where training does not start from rank 0's."""

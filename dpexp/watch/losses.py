@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from dpexp.watch.hooks import Replaced, replaced
+from dpexp.watch.hooks import Replaced
 
 
 def torch_losses() -> list[Callable[..., Any]]:
@@ -31,7 +31,7 @@ def observe_torch_losses(run: Any) -> Replaced:
     ``torch.compile`` traces is left as it is.
     """
     inside = threading.local()
-    return replaced(
+    return Replaced(
         {each: _observed(each, run.observed(each, is_whole=False), inside) for each in torch_losses()}
     )
 

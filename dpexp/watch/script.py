@@ -182,7 +182,7 @@ class ScriptWatch:
     # --- what is replaced ---
 
     def _replace_layouts(self, package: str) -> None:
-        from dpexp.watch.hooks import replaced
+        from dpexp.watch.hooks import Replaced
 
         if package == "torch":
             self._replace_in_torch()
@@ -196,13 +196,13 @@ class ScriptWatch:
                 act = partial(self._given, name, False)
                 setattr(owner, attribute, _before(getattr(owner, attribute), 1, act))
             else:
-                replaced({layout: _before(layout, 0, partial(self._given, name, True))})
+                Replaced({layout: _before(layout, 0, partial(self._given, name, True))})
 
     def _replace_in_torch(self) -> None:
         """Losses, optimizers, and the start of processes."""
         import torch
 
-        from dpexp.watch.hooks import replaced
+        from dpexp.watch.hooks import Replaced
         from dpexp.watch.losses import observe_torch_losses
 
         observe_torch_losses(self)
@@ -223,7 +223,7 @@ class ScriptWatch:
             return start(fn, *args, **kwargs)
 
         kind.__init__ = make_and_look
-        replaced({start: start_watched})
+        Replaced({start: start_watched})
 
     def _replace_trainer(self, name: str) -> None:
         """A Trainer that is given no WatchCallback gets one."""
