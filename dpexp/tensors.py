@@ -7,12 +7,16 @@ unlike ``torch.utils._pytree`` it enters dataclasses and subclasses of dict with
 import copy
 import dataclasses
 import hashlib
+import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
+
+CHUNK, CHUNK_OF_DEVICE = 1 << 16, 1 << 22
+"""So many numbers are computed with at a time: in float64 they stay in a CPU's cache."""
 
 
 def entries(value: Any) -> list[tuple[str, Any]] | None:
@@ -128,6 +132,43 @@ def norm(tensor: torch.Tensor) -> torch.Tensor:
     is_short = values.is_floating_point() and values.element_size() < 4
     found: torch.Tensor = torch.linalg.vector_norm(values.float() if is_short else values)
     return found
+
+
+def chunks(*tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
+    """The numbers of dense tensors of one shape, as vectors of a few at a time, of each tensor the same.
+
+    They come in the order of the first tensor's memory: tensors that are laid out alike are not copied.
+    """
+    first = tensors[0]
+    size = CHUNK if first.device.type == "cpu" else CHUNK_OF_DEVICE
+    order = sorted(range(first.dim()), key=first.stride, reverse=True)
+    return zip(*(torch.split(each.detach().permute(order).flatten(), size) for each in tensors), strict=True)
+
+
+def wide(tensor: torch.Tensor) -> torch.Tensor:
+    """The numbers in float64 or complex128, on their device, or on the host if that has no such numbers."""
+    values = tensor.detach()
+    values = values.cpu() if values.device.type == "mps" else values
+    return values.to(torch.complex128 if values.is_complex() else torch.float64)
+
+
+def checksum(tensor: torch.Tensor) -> int:
+    """A number of 64 bits of a dense tensor's type, shape and bits, computed on its device.
+
+    Equal ones have equal checksums on all devices; others have them by chance only (below 1e-9).
+    """
+    flat = tensor.detach().resolve_conj().resolve_neg().flatten()
+    words = flat.view({1: torch.uint8, 2: torch.int16}.get(flat.element_size(), torch.int32))
+    place = torch.arange(min(len(words), CHUNK), device=words.device) + 1
+    weights = place * _ODD
+    weights = ((weights ^ (weights >> 29)) * _ODD_TOO) ^ (weights >> 17) | 1
+    total = torch.tensor(zlib.crc32(f"{tensor.dtype}{tuple(tensor.shape)}".encode()), device=words.device)
+    for chunk in torch.split(words, CHUNK):
+        total = total * _ODD + (chunk * weights[: len(chunk)]).sum()
+    return int(total)
+
+
+_ODD, _ODD_TOO = -0x61C8864680B583EB, -0x40A7B892E31B1A47  # of SplitMix64: their products are like chance
 
 
 def cast_module(module: nn.Module, dtype: torch.dtype) -> nn.Module:

@@ -1,8 +1,10 @@
 """Pytrees: every tensor is found and every container keeps its type; casts and digests."""
 
+import itertools
 from collections import OrderedDict, UserDict, defaultdict, namedtuple
 from dataclasses import dataclass, field
 
+import pytest
 import torch
 
 from dpexp import tensors
@@ -97,3 +99,22 @@ def test_digests_are_those_that_earlier_records_hold() -> None:
     unnamed = "09a0ee41b47891f330a88d49e8bc8ab9a65cca64acd7d54f5778440c474cbd11"
     assert tensors.digest(content) == named
     assert tensors.digest(content.values()) == unnamed
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.complex64, torch.int64, torch.bool])
+def test_checksums_depend_on_types_shapes_bits_and_their_order(dtype: torch.dtype) -> None:
+    size = 2 * tensors.CHUNK + 6
+    base = torch.randint(2, (size,), generator=torch.Generator().manual_seed(0)).to(dtype)
+    base[0], base[1], base[-1] = 0, 1, 1
+    last, swapped, moved = base.clone(), base.clone(), base.roll(tensors.CHUNK)
+    last[-1], swapped[0], swapped[1] = 0, 1, 0
+    others = [base, last, swapped, moved, base.reshape(2, -1), base.to(torch.complex128)]
+    assert len({tensors.checksum(each) for each in others}) == len(others)
+    assert tensors.checksum(base.reshape(2, -1).t().contiguous().t()) == tensors.checksum(base.reshape(2, -1))
+
+
+def test_signs_change_the_checksum_whichever_they_are() -> None:
+    ones = torch.ones(4, dtype=torch.float64)
+    signs = [torch.tensor(each) for each in itertools.product((1.0, -1.0), repeat=4)]
+    assert len({tensors.checksum(ones * each) for each in signs}) == 16
+    assert tensors.checksum(torch.zeros(1)) != tensors.checksum(-torch.zeros(1))

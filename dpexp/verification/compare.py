@@ -1,4 +1,4 @@
-"""Compare: the relative error of each tensor, in parts of like magnitude, in NumPy on the host.
+"""Compare: the relative error of each tensor, in parts of like magnitude, in float64.
 
     mask -3.4e38 -3.4e38 | 0.3 1.2 -0.7 | 1e-17    <- what is expected, by size: three parts
     error of a part        ||found - expected|| / ||expected||
@@ -13,13 +13,15 @@ from __future__ import annotations
 
 import math
 import sys
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, TypeAlias
 
-import numpy as np
 import torch
+
+from dpexp.tensors import chunks, wide
 
 Tensors: TypeAlias = Mapping[str, torch.Tensor]
 Array = Any
@@ -190,35 +192,130 @@ def parts_of(found: Tensors, expected: Tensors) -> dict[str, Parts]:
 
 def parts(found: torch.Tensor | None, expected: torch.Tensor | None) -> Parts:
     """Infinitely far apart are other shapes and kinds of numbers, and NaN or infinity on one side only."""
+    return spectrum(found, expected).parts
+
+
+# --- by magnitude ---
+
+
+@dataclass(frozen=True)
+class Spectrum:
+    """One tensor, or a shard of it, by the power of two of what is expected, of plain numbers.
+
+    ``powers``: how many numbers are of that power, their norm, and how far off in all what was found is.
+    Those of shards that have no number in common can be added.
+    """
+
+    powers: Mapping[int, tuple[int, float, float]]
+
+    @classmethod
+    def of_one(cls, count: int, size: float, apart: float) -> Spectrum:
+        """That of so many numbers which are judged together, as those of an equal shard."""
+        mean = size / math.sqrt(count) if count else 0.0
+        return cls({math.frexp(mean)[1] if mean else _LOWEST: (count, size, apart)})
+
+    def __add__(self, other: Spectrum) -> Spectrum:
+        powers = dict(self.powers)
+        for power, (count, size, apart) in other.powers.items():
+            before = powers.get(power, (0, 0.0, 0.0))
+            powers[power] = before[0] + count, math.hypot(before[1], size), math.hypot(before[2], apart)
+        return Spectrum(powers)
+
+    @property
+    def parts(self) -> Parts:
+        """Its parts, the smallest first."""
+        used = sorted(self.powers)
+        starts = _starts(used)
+        of_parts: list[list[tuple[int, float, float]]] = [[] for _ in starts]
+        for power in used:
+            of_parts[bisect_right(starts, power) - 1].append(self.powers[power])
+        counts, sizes, apart = zip(*(tuple(zip(*part, strict=True)) for part in of_parts), strict=True)
+        norms = [min(math.hypot(*each), sys.float_info.max) for each in sizes]
+        totals = [sum(each) for each in counts] if len(starts) > 1 else (1,)
+        return Parts(norms, [math.hypot(*each) for each in apart], totals)
+
+
+def spectrum(found: torch.Tensor | None, expected: torch.Tensor | None) -> Spectrum:
+    """That of tensors of any shape, on their device, a chunk at a time; a missing one counts as zeros.
+
+    Numbers are judged together where only one of the tensors is there, where they are equal, integers, or of
+    other shapes or kinds: these are infinitely far apart.
+    """
     if found is None or expected is None:
         present = expected if found is None else found
-        size = magnitude(present) if present is not None else 0.0
-        return Parts((0.0 if expected is None else size,), (size,))
-    if found.shape != expected.shape or found.is_floating_point() != expected.is_floating_point():
-        return Parts((magnitude(expected),), (math.inf,))
-    a, b = map(numbers, dense(found, expected))
-    if np.array_equal(a, b):
-        return Parts((_finite_norm(b),), (0.0,))
-    if b.dtype.kind not in "fc":
-        size = max(1.0, _finite_norm(b))
-        return Parts((size,), (max(size, _norm(a.astype(float) - b.astype(float))),))
-    return _by_magnitude(_difference(a, b), b)
+        if present is None:
+            return Spectrum.of_one(0, 0.0, 0.0)
+        size = magnitude(present)
+        return Spectrum.of_one(present.numel(), 0.0 if expected is None else size, size)
+    count, is_real = expected.numel(), expected.is_floating_point()
+    kinds = [(each.shape, each.is_floating_point(), each.is_complex()) for each in (found, expected)]
+    if kinds[0] != kinds[1]:
+        return Spectrum.of_one(count, magnitude(expected), math.inf)
+    found, expected = dense(found, expected)
+    if all(_are_equal(*pair) for pair in chunks(found, expected)):
+        return Spectrum.of_one(count, magnitude(expected), 0.0)
+    if not is_real and not expected.is_complex():
+        size = max(1.0, magnitude(expected))
+        return Spectrum.of_one(count, size, max(size, distance(found, expected)))
+    is_short = is_real and max(found.element_size(), expected.element_size()) < 8
+    short = _by_bits(found, expected) if is_short else None
+    return _by_power(found, expected) if short is None else short
 
 
-def _by_magnitude(off: Array, expected: Array) -> Parts:
-    size = np.abs(expected)
-    powers = np.where((size > 0) & np.isfinite(size), np.frexp(size)[1], _LOWEST)
-    starts = _starts(np.unique(powers).tolist())
-    if len(starts) == 1:
-        return Parts((_finite_norm(expected),), (_norm(off),))
-    chosen = np.searchsorted(starts, powers, side="right") - 1
-    each = [chosen == part for part in range(len(starts))]
-    norms, apart = [_finite_norm(expected[some]) for some in each], [_norm(off[some]) for some in each]
-    return Parts(norms, apart, [int(some.sum()) for some in each])
+def _by_bits(found: torch.Tensor, expected: torch.Tensor) -> Spectrum | None:
+    """That of float32 and shorter types, whose squares are in the range of float64; None of NaN, infinity."""
+    sums = torch.zeros(0)
+    for a, b in chunks(found, expected):
+        size = wide(b)
+        off = wide(a).to(size.device) - size
+        power = (size.view(torch.int64) >> 52).bitwise_and_(2047)  # 0 is that of zeros
+        if size.device.type != "cpu":  # else all threads wait for the sums of few powers
+            power += torch.arange(len(power), device=power.device) % _LANES * _POWERS
+        if not len(sums):
+            lanes = 1 if size.device.type == "cpu" else _LANES
+            sums = torch.zeros(3, lanes * _POWERS, dtype=size.dtype, device=size.device)
+        for row, each in enumerate((torch.ones_like(size), size.square_(), off.square_())):
+            sums[row].scatter_add_(0, power, each)
+    sums = sums.view(3, -1, _POWERS).sum(1)
+    return _of_norms(sums[0], sums[1:].sqrt(), 1022) if bool(sums.isfinite().all()) else None
+
+
+def _by_power(found: torch.Tensor, expected: torch.Tensor) -> Spectrum:
+    """That of any numbers: each power is scaled by its largest number before it is squared."""
+    counts, norms = torch.zeros(0), torch.zeros(0)
+    for a, b in chunks(found, expected):
+        exact = wide(b)
+        size, off = exact.abs(), _difference(wide(a).to(exact.device), exact).abs()
+        size = torch.where(size.isfinite(), size, 0.0)
+        power = torch.where(size > 0, torch.frexp(size).exponent + _OFFSET, 0).long()
+        if not len(counts):
+            counts = torch.zeros(_POWERS + _OFFSET, dtype=size.dtype, device=size.device)
+            norms = torch.stack([counts, counts])
+        counts.scatter_add_(0, power, torch.ones_like(size))
+        for row, each in enumerate((size, off)):
+            top = torch.zeros_like(counts).scatter_reduce_(0, power, each, "amax")
+            top = torch.where((top > 0) & top.isfinite(), top, 1.0)
+            sums = torch.zeros_like(counts).scatter_add_(0, power, each.div_(top[power]).square_())
+            norms[row] = torch.hypot(norms[row], top * sums.sqrt())
+    return _of_norms(counts, norms, _OFFSET)
+
+
+def _of_norms(counts: torch.Tensor, norms: torch.Tensor, offset: int) -> Spectrum:
+    """Of counts ``(powers,)`` and norms ``(2, powers)`` of what is expected and of the difference."""
+    used = counts.nonzero().squeeze(1)
+    rows = torch.stack([used, counts[used], *norms[:, used].nan_to_num(math.inf, math.inf)]).tolist()
+    return Spectrum(
+        {
+            int(index) - offset if index else _LOWEST: (int(count), size, apart)
+            for index, count, size, apart in zip(*rows, strict=True)
+        }
+    )
 
 
 _LOWEST = -2000
 """The power of two of zeros, and of what is not finite."""
+_POWERS, _OFFSET, _LANES = 2048, 1100, 64
+"""So many powers float64 has, the least is not below ``-_OFFSET``; sums side by side on an accelerator."""
 
 
 def _starts(used: Sequence[int]) -> list[int]:
@@ -249,13 +346,17 @@ def distance(found: torch.Tensor, expected: torch.Tensor) -> float:
     """``||found - expected||``; infinite for other shapes and for NaN on one side only."""
     if found.shape != expected.shape:
         return math.inf
-    a, b = map(numbers, dense(found, expected))
-    return _norm(_difference(a, b) if b.dtype.kind in "fc" else a.astype(float) - b.astype(float))
+    pairs = chunks(*dense(found, expected))
+    apart = [_norm(_difference(*[wide(each).to(b.device) for each in (a, b)])) for a, b in pairs]
+    return math.hypot(*apart)
 
 
 def magnitude(tensor: torch.Tensor) -> float:
     """The norm over the finite entries, of any shape."""
-    return _finite_norm(numbers(tensor))
+    values = tensor.detach()
+    values = values.coalesce().values() if values.is_sparse else values
+    found = math.hypot(*(_finite_norm(wide(each)) for (each,) in chunks(values)))
+    return min(found, sys.float_info.max)
 
 
 def numbers(tensor: torch.Tensor) -> Array:
@@ -287,27 +388,30 @@ def ratio(apart: float, size: float) -> float:
     return apart / size if size else math.inf
 
 
-def _difference(found: Array, expected: Array) -> Array:
+def _are_equal(found: torch.Tensor, expected: torch.Tensor) -> bool:
+    if found.dtype != expected.dtype:
+        found, expected = wide(found), wide(expected)
+    return torch.equal(found.to(expected.device), expected)
+
+
+def _difference(found: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
     """Zero where both are the same infinity, or NaN."""
-    with np.errstate(invalid="ignore", over="ignore"):
-        apart = found - expected
-    if not np.isfinite(apart).all():
-        apart = np.where((found == expected) | (np.isnan(found) & np.isnan(expected)), 0.0, apart)
+    apart = found - expected
+    if not bool(apart.isfinite().all()):
+        is_same = (found == expected) | (found.isnan() & expected.isnan())
+        apart = torch.where(is_same, 0.0, apart)
     return apart
 
 
-def _finite_norm(array: Array) -> float:
-    if array.dtype.kind not in "fc":
-        array = array.astype(float)
-    found = _norm(array)
-    return found if math.isfinite(found) else min(_norm(array[np.isfinite(array)]), sys.float_info.max)
+def _finite_norm(numbers: torch.Tensor) -> float:
+    found = _norm(numbers)
+    return found if math.isfinite(found) else _norm(numbers[numbers.isfinite()])
 
 
-def _norm(array: Array) -> float:
+def _norm(numbers: torch.Tensor) -> float:
     """The norm, also of numbers whose squares are not in the range of float64; infinity for NaN."""
-    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
-        found = float(np.linalg.norm(array.ravel()))
-        if found == 0 or not math.isfinite(found):
-            top = float(np.abs(array).max(initial=0.0))
-            found = top * float(np.linalg.norm(array.ravel() / top)) if 0 < top < math.inf else top
+    found = float(torch.linalg.vector_norm(numbers))
+    if not 1e-140 < found < math.inf:
+        top = float(numbers.abs().max()) if numbers.numel() else 0.0
+        found = top * float(torch.linalg.vector_norm(numbers / top)) if 0 < top < math.inf else top
     return math.inf if math.isnan(found) else found

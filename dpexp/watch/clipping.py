@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from dpexp import tensors
 from dpexp.verification.diagnosis.patterns import multiple
 from dpexp.watch.calls import full
 
@@ -98,8 +99,11 @@ def clipped(
 
 
 def norm(gradients: Gradients, kind: float = 2.0) -> float:
-    """The norm of all numbers together, of tensors of any shape."""
-    norms = [float(torch.linalg.vector_norm(_wide(each), kind)) for each in gradients.values()]
+    """The norm of all numbers together, of tensors of any shape, on their devices."""
+    norms = []
+    for each in gradients.values():
+        of_chunks = [torch.linalg.vector_norm(tensors.wide(part), kind) for (part,) in tensors.chunks(each)]
+        norms.append(float(torch.linalg.vector_norm(torch.stack(of_chunks), kind)))
     return float(torch.linalg.vector_norm(torch.tensor(norms, dtype=torch.float64), kind))
 
 
@@ -148,7 +152,3 @@ def misplaced(
         elif each.passes < passes:
             causes.append("clipped before all micro-batches were in it")
     return list(dict.fromkeys(causes))
-
-
-def _wide(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().to(torch.complex128 if tensor.is_complex() else torch.float64)

@@ -1,6 +1,7 @@
 """Compare: no error hides beside large numbers, and what rounding has made is not an error."""
 
 import math
+import pickle
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from dpexp.verification.compare import (
     parts,
     parts_of,
     relative_error,
+    spectrum,
 )
 from dpexp.verification.rounding import DRAWS, DRAWS_OF_SHORT, MARGIN, NEGLIGIBLE, TWICE, largest
 
@@ -163,3 +165,37 @@ def test_zeros_beside_other_numbers_are_as_exact_as_the_smallest_of_them() -> No
 
     assert ratio(1e-16, 3.0, 0.0, 1.0) < 1 < ratio(1e-13, 3.0, 0.0, 1.0)
     assert ratio(1e-22, 1e-6, 0.0, -1e30) < 1 < ratio(1e-16, 1e-6, 0.0, -1e30), "a mask hides nothing"
+
+
+@pytest.mark.parametrize("dtype", [DOUBLE, torch.float32, torch.bfloat16, torch.complex64])
+@given(
+    seed=st.integers(0, 1 << 20), cut=st.integers(0, 60), large=st.sampled_from((1.0, -1e9, -1e30, math.inf))
+)
+def test_the_spectra_of_shards_add_to_that_of_their_tensor(
+    dtype: torch.dtype, seed: int, cut: int, large: float
+) -> None:
+    rng = torch.Generator().manual_seed(seed)
+    expected = (torch.randn(60, generator=rng, dtype=DOUBLE) * 2.0 ** torch.arange(-30, 30)).to(dtype)
+    expected[torch.randperm(60, generator=rng)[:9]] = large
+    expected[torch.randperm(60, generator=rng)[:5]] = 0.0
+    found = expected * 1.01
+    shards = spectrum(found[:cut], expected[:cut]) + spectrum(found[cut:], expected[cut:])
+    full = parts(found, expected)
+    for of_shards, of_full in zip(
+        (shards.parts.norms, shards.parts.apart, shards.parts.counts),
+        (full.norms, full.apart, full.counts),
+        strict=True,
+    ):
+        assert of_shards == pytest.approx(of_full, rel=1e-12)
+
+
+def test_an_equal_shard_adds_its_numbers_to_those_of_its_size() -> None:
+    ones = torch.ones(8)
+    half = spectrum(ones * 1.5, ones) + spectrum(ones, ones.clone())
+    assert (half.parts.norms, half.parts.apart) == ([4.0], [pytest.approx(2**0.5)])
+    masked = torch.cat([ones, torch.full((8,), -1e9)])
+    both = (spectrum(masked, masked.clone()) + spectrum(masked * 2, masked)).parts
+    assert both.norms == pytest.approx([8**0.5, 4e9 * 1.0], rel=1e-6)
+    missing = spectrum(None, ones) + spectrum(ones, ones.clone())
+    assert missing.parts.apart == [8**0.5]
+    assert pickle.loads(pickle.dumps(half)) == half

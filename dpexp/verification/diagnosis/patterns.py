@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from dpexp import tensors
 from dpexp.config.words import plural, ranges
 
 Named = Mapping[Any, torch.Tensor]
@@ -56,22 +57,56 @@ class Fit:
         return self.left / self.size if self.size else 0.0
 
 
-def multiple(found: Named, of: Named) -> Fit | None:
-    """How many times ``of`` the tensors are that both have, the nearest number; None of nothing but zeros.
+@dataclass(frozen=True)
+class Moments:
+    """The sums of squares of what was ``found`` and ``of`` another, and of the products of both.
 
-    One tensor after the other is in memory in float64.
+    Those of tensors, or of shards, that have no number in common can be added.
     """
+
+    found: float = 0.0
+    of: float = 0.0
+    dot: float = 0.0
+
+    def __add__(self, other: Moments) -> Moments:
+        return Moments(self.found + other.found, self.of + other.of, self.dot + other.dot)
+
+    def scaled(self, times: float) -> Moments:
+        """Those of so many times ``of``."""
+        return Moments(self.found, self.of * times * times, self.dot * times)
+
+    @property
+    def fit(self) -> Fit | None:
+        """How many times ``of`` was found, the nearest number; None of nothing but zeros.
+
+        What is left is known to 1e-8 of the size.
+        """
+        if not self.of:
+            return None
+        left = self.found - self.dot / self.of * self.dot
+        return Fit([self.dot / self.of], math.sqrt(max(0.0, left)), math.sqrt(self.found))
+
+
+def moments(found: torch.Tensor, of: torch.Tensor) -> Moments:
+    """Those of two dense tensors of one shape, on their device, a chunk at a time."""
+    sums = []
+    for pair in tensors.chunks(of, found):
+        column = tensors.wide(pair[0])
+        target = tensors.wide(pair[1]).to(column.device, column.dtype)
+        pairs = (target, target), (column, column), (column, target)
+        sums.append(torch.stack([torch.vdot(*each).real for each in pairs]))
+    return Moments(*torch.stack(sums).sum(0).tolist())
+
+
+def multiple(found: Named, of: Named) -> Fit | None:
+    """How many times ``of`` the tensors are that both have, the nearest number; None of nothing but zeros."""
     names = [name for name in of if name in found]
-    dot = size = 0.0
-    for name in names:
-        column = _wide(of[name])
-        dot += float(torch.vdot(column, _wide(found[name])).real)
-        size += float(torch.linalg.vector_norm(column)) ** 2
-    if not size:
+    fitted = sum((moments(found[name], of[name]) for name in names), Moments()).fit
+    if fitted is None:
         return None
-    factor = dot / size
-    left = (_wide(found[name]) - factor * _wide(of[name]) for name in names)
-    return Fit([factor], _norm(left), _norm(_wide(found[name]) for name in names))
+    pairs = [pair for name in names for pair in tensors.chunks(of[name], found[name])]
+    left = (tensors.wide(b).to(a.device) - fitted.factors[0] * tensors.wide(a) for a, b in pairs)
+    return Fit(fitted.factors, _norm(left), fitted.size)
 
 
 def fit(found: Named, columns: Sequence[Named]) -> Fit:
