@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from torch import distributed
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from dpexp.distributed.group import group_of
 
@@ -42,6 +42,21 @@ def alone() -> Iterator[None]:
             yield
     finally:
         distributed.group.WORLD = world
+
+
+@contextmanager
+def everyone() -> Iterator[None]:
+    """Inside ``alone``: all ranks are there again, and no mode sees what is computed."""
+    world = distributed.group.WORLD if distributed.is_available() and distributed.is_initialized() else None
+    is_alone = world is not None and world is _latest[1]
+    if is_alone:
+        distributed.group.WORLD = _latest[0]
+    try:
+        with _disable_current_modes():
+            yield
+    finally:
+        if is_alone:
+            distributed.group.WORLD = world
 
 
 @contextmanager

@@ -1,24 +1,39 @@
-"""Expected: what was seen of a step, and the gradients of a single device that takes all calls of all ranks,
-one after the other.
+"""Expected: what was seen of a step, and what a single device computes that takes all calls of all ranks, one
+after the other.
+
+    a call of each rank   forward            its outputs are compared, and forgotten
+                          backward           a gradient that is complete goes to the sums, and is forgotten
+    the next call …
+
+Of the sums a rank has its own numbers. Those of a DTensor are added over the ranks at once, a few parameters
+at a time, others when all calls are taken.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+import math
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import zip_longest
+from math import prod
+from typing import Any
 
 import torch
 
-from dpexp.verification.compare import Limits
-from dpexp.watch.calls import Window
+from dpexp.config.errors import NotComparableError
+from dpexp.verification.compare import Limits, Parts, parts
+from dpexp.watch.calls import Window, full
 from dpexp.watch.clipping import Clip
 from dpexp.watch.ranks import LoopRanks
-from dpexp.watch.replay import Gradients, Replay
+from dpexp.watch.replay import Narrowest, Replay
+from dpexp.watch.shards import Shards, sampled
 from dpexp.watch.weights import Weighed
 
 Tensors = Mapping[str, torch.Tensor]
-SAMPLE = 4096
-"""So many numbers of each parameter are read at most."""
+BUCKET = 1 << 24
+"""So many bytes of gradients are added over the ranks together, or one that is larger."""
 
 
 @dataclass(frozen=True)
@@ -48,55 +63,248 @@ class Observed:
 
 
 @dataclass(frozen=True)
+class Expected:
+    """What a single device computes. ``sums`` are the gradients before clipping: of them what this rank owns.
+
+    ``columns`` are what each backward pass of this rank adds to all of a parameter: ``sampled``. ``outputs``
+    compare its calls, of which those numbered in ``unlike`` have outputs of another call. ``limits`` are
+    those of the narrowest type in a forward.
+    """
+
+    sums: Tensors = field(default_factory=dict)
+    columns: Sequence[Tensors] = ()
+    outputs: Mapping[str, Parts] = field(default_factory=dict)
+    unlike: Sequence[int] = ()
+    limits: Limits = field(default_factory=lambda: Limits(0.0))
+
+
+@dataclass(frozen=True)
 class Step:
-    """What a single device computes in this step: ``sums`` are its gradients before clipping."""
+    """One step of the loop beside ``expected``. ``counted``: for each rank the one that counts for it."""
 
     number: int
     window: Window
-    parameters: Tensors
+    shards: Shards
     counted: Sequence[int]
     weighed: Weighed
-    limits: Limits
-    loss: float
-    samples: int
-    sums: Tensors = field(default_factory=dict)
+    expected: Expected = field(default_factory=Expected)
+    loss: float = math.nan
+    samples: int = 0
+
+    @property
+    def sums(self) -> Tensors:
+        """Those of ``expected``."""
+        return self.expected.sums
+
+    def without(self, held: Container[str]) -> Step:
+        """It, without the sums of these parameters."""
+        left = {name: each for name, each in self.sums.items() if name not in held}
+        return replace(self, expected=replace(self.expected, sums=left))
 
 
-def columns(window: Window, weighed: Weighed, replay: Replay, draw: int | None = None) -> Iterator[Tensors]:
-    """What each call of this rank should add, and each penalty, by name of the parameter."""
-    for call, times in zip(window.calls, weighed.factors, strict=True):
-        yield replay.gradients_of(call, times, draw)
-    for penalty, times in zip(window.penalties, weighed.of_penalties, strict=True):
-        yield {name: each / times for name, each in penalty.gradients.items()}
+class OneByOne(Mapping[str, torch.Tensor]):
+    """Tensors by name, each of which is computed whenever it is asked for."""
+
+    def __init__(self, names: Sequence[str], compute: Callable[[str], torch.Tensor]) -> None:
+        self._names, self._compute = dict.fromkeys(names), compute
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        if name not in self._names:
+            raise KeyError(name)
+        return self._compute(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
 
 
-def by_pass(window: Window, weighed: Weighed, replay: Replay) -> list[dict[str, torch.Tensor]]:
-    """What each backward pass of this rank should add: some numbers of each parameter."""
-    numbers = [*(each.backward for each in window.calls), *(each.backward for each in window.penalties)]
-    found: dict[int, dict[str, torch.Tensor]] = {number: {} for number in sorted(set(numbers))}
-    for number, column in zip(numbers, columns(window, weighed, replay), strict=True):
-        for name, each in sampled(column).items():
-            known = found[number].get(name)
-            found[number][name] = each if known is None else known + each
-    return list(found.values())
+def expected(
+    step: Step, replay: Replay, *, draw: int | None = None, names: frozenset[str] | None = None
+) -> Expected:
+    """Take the calls of this rank, while other ranks take theirs; every rank must call this.
+
+    Sums are those of ``names``, or of all parameters that are trained, in float32 or wider. Penalties come
+    after all calls. With a ``draw`` everything is rounded otherwise.
+    """
+    window, weighed, shards, ranks = step.window, step.weighed, step.shards, step.shards.ranks
+    some = [name for name in replay.trained if names is None or name in names]
+    if any(each != some for each in ranks.all_gather(some)):
+        raise NotComparableError("ranks train other parameters")
+    sums = {name: _zeros(replay.parameters[name], shards.shape(name)) for name in some}
+    passes = sorted({each.backward for some in (window.calls, window.penalties) for each in some})
+    columns: dict[int, dict[str, torch.Tensor]] = {number: {} for number in passes}
+    is_counted = step.counted[ranks.rank] == ranks.rank
+    outputs, unlike = dict[str, Parts](), list[int]()
+    narrowest = Narrowest(replay.parameters.values())
+    buckets = _Buckets(some, sums, step, replay)
+
+    def take(backward: int, name: str, gradient: torch.Tensor) -> None:
+        column, sample = columns[backward], sampled(gradient)
+        column[name] = column[name] + sample if name in column else sample
+        if is_counted and name in sums and shards.is_sharded(name):
+            buckets.take(name, gradient)
+        elif is_counted and name in sums:
+            sums[name] += gradient
+
+    def take_call(number: int, is_own: bool) -> None:
+        call = window.calls[number]
+        with narrowest if draw is None else nullcontext():
+            right = replay.outputs(call, draw)
+        is_close = draw is not None or replay.are_close(call, right)
+        if is_own:
+            left = len(call.left)  # in attributes, which are no outputs
+            found = call.leaves[: len(call.leaves) - left]
+            outputs.update(_compared(number, found, right[: len(right) - left]))
+            unlike.extend([] if is_close else [number])
+        if is_close or replay.is_gathered:
+            of_pass = partial(take, call.backward) if is_own and is_close else lambda name, gradient: None
+            replay.differentiate(call, right, weighed.factors[number], of_pass, buckets.add_up, draw)
+
+    def take_penalty(number: int, is_own: bool) -> None:
+        penalty, times = window.penalties[number], weighed.of_penalties[number]
+        for name, each in sorted(penalty.gradients.items()):
+            take(penalty.backward, name, full(each) / times)
+
+    _in_rounds(window.calls, take_call, ranks, replay, buckets.round)
+    _in_rounds(window.penalties, take_penalty, ranks, replay, buckets.round)
+    for name in some:
+        if not shards.is_sharded(name):
+            ranks.add_up(sums[name])  # in the order of the model
+    return Expected(sums, [columns[number] for number in passes], outputs, unlike, narrowest.limits)
 
 
-def expected(step: Step, ranks: LoopRanks, replay: Replay, draw: int | None = None) -> Gradients:
-    """The sum over the calls of all ranks that count; every rank must call this."""
+def outputs_of(
+    window: Window, numbers: Sequence[int], ranks: LoopRanks, replay: Replay, draw: int | None = None
+) -> dict[str, Parts]:
+    """The outputs of these calls of this rank beside those of a single device.
 
-    def own() -> Gradients:
-        total = replay.zeros()
-        if step.counted[ranks.rank] == ranks.rank:
-            for column in columns(step.window, step.weighed, replay, draw):
-                for name, each in column.items():
-                    if name in total:
-                        total[name] += each.to(total[name])
-        return total
+    With a ``draw`` they are those of one that rounds otherwise. Every rank must call this with the same
+    numbers.
+    """
+    found = dict[str, Parts]()
 
-    return ranks.sum(ranks.together(own))
+    @torch.no_grad()
+    def take_call(number: int, is_own: bool) -> None:
+        if number in numbers:
+            again = replay.outputs(window.calls[number], draw)
+            right = replay.outputs(window.calls[number])
+            found.update(_compared(number, again, right) if is_own else {})
+
+    _in_rounds(window.calls, take_call, ranks, replay, lambda act: act())
+    return found
 
 
-def sampled(gradients: Tensors) -> dict[str, torch.Tensor]:
-    """Some numbers of each, by name, as vectors in float64 on the host."""
-    flat = {name: each.detach().cpu().flatten().double() for name, each in gradients.items()}
-    return {name: each[:: max(1, len(each) // SAMPLE)] for name, each in flat.items()}
+def _in_rounds(
+    some: Sequence[Any],
+    take: Callable[[int, bool], None],
+    ranks: LoopRanks,
+    replay: Replay,
+    around: Callable[[Callable[[], None]], None],
+) -> None:
+    """Take what each rank has, one by one; where all must compute, one that has no more repeats its last.
+
+    Every rank must call this.
+    """
+    counts = ranks.all_gather(len(some))
+    if replay.is_gathered and 0 in counts and any(counts):
+        raise NotComparableError("not every rank calls the model: state replica='full'")
+
+    def of_round(number: int) -> None:
+        try:
+            if number < len(some) or replay.is_gathered:
+                take(min(number, len(some) - 1), number < len(some))
+        finally:
+            replay.end_round()
+
+    for number in range(max(counts)):
+        ranks.together(partial(around, partial(of_round, number)))
+
+
+def _compared(number: int, found: Sequence[torch.Tensor], right: Sequence[torch.Tensor]) -> dict[str, Parts]:
+    return {
+        f"call {number + 1} output {place}": parts(a, b if a is None or b is None else b.to(a.dtype))
+        for place, (a, b) in enumerate(zip_longest(found, right))
+    }
+
+
+def _zeros(like: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+    """Where gradients of a parameter like this are added."""
+    return torch.zeros(shape, dtype=torch.promote_types(like.dtype, torch.float32), device=like.device)
+
+
+class _Buckets:
+    """Adds the gradients of all ranks of what is sharded, which come in any order, in an order of all ranks.
+
+    What is complete is cut to what this rank owns, and added to ``sums``: one bucket as soon as this rank has
+    all of it, or those of a block when that is left.
+    """
+
+    def __init__(
+        self, names: Sequence[str], sums: dict[str, torch.Tensor], step: Step, replay: Replay
+    ) -> None:
+        self._sums, self._shards, self._ranks = sums, step.shards, step.shards.ranks
+        self._is_in_blocks = replay.is_gathered
+        block_of = {name: block for block, some in replay.blocks.items() for name in some}
+        self._buckets: list[list[str]] = []
+        left, before = 0, None
+        for name in reversed(names):
+            if not self._shards.is_sharded(name):
+                continue
+            kind = sums[name].dtype, block_of.get(name)
+            size = prod(self._shards.shapes[name]) * sums[name].element_size()
+            if size > left or kind != before:
+                self._buckets.append([])
+                left, before = BUCKET, kind
+            self._buckets[-1].append(name)
+            left -= size
+        self._todo: list[list[str]] = []
+        self._waiting: dict[str, torch.Tensor] = {}
+
+    def round(self, act: Callable[[], None]) -> None:
+        """One call of every rank. What this rank lacks, also because of an error, is zero."""
+        self._todo, self._waiting = list(self._buckets), {}
+        try:
+            act()
+        finally:
+            self._add_while(lambda names: True)
+            if self._buckets:  # what came twice, as through a reentrant checkpoint
+                late = sorted({name for names in self._ranks.all_gather([*self._waiting]) for name in names})
+                for name in late:
+                    self._add([name])
+
+    def take(self, name: str, gradient: torch.Tensor) -> None:
+        """The full gradient of this rank's call."""
+        known = self._waiting.get(name)
+        self._waiting[name] = gradient if known is None else known + gradient
+        if not self._is_in_blocks:
+            self._add_while(lambda names: all(each in self._waiting for each in names))
+
+    def add_up(self, names: Sequence[str]) -> None:
+        """These are complete; every rank must call this."""
+        of_block = set(names)
+        those = [each for each in self._todo if each[0] in of_block]
+        self._todo = [each for each in self._todo if each[0] not in of_block]
+        for each in those:
+            self._add(each)
+
+    def _add_while(self, is_ready: Callable[[Sequence[str]], bool]) -> None:
+        while self._todo and is_ready(self._todo[0]):
+            self._add(self._todo.pop(0))  # it is done, also where that raises
+
+    def _add(self, names: Sequence[str]) -> None:
+        shapes = [self._shards.shapes[name] for name in names]
+        like = self._sums[names[0]]
+        flat = torch.zeros(sum(map(prod, shapes)), dtype=like.dtype, device=like.device)
+        pieces = torch.split(flat, [*map(prod, shapes)])
+        for name, piece, shape in zip(names, pieces, shapes, strict=True):
+            if (gradient := self._waiting.pop(name, None)) is not None:
+                piece.view(shape).copy_(gradient)
+        try:
+            self._ranks.add_up(flat)
+        except RuntimeError:  # the others are not there, and wait for nothing
+            self._buckets = self._todo = []
+            raise
+        for name, piece, shape in zip(names, pieces, shapes, strict=True):
+            self._sums[name] += self._shards.cut(name, piece.view(shape))

@@ -13,19 +13,17 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
 
-import torch
-from torch import nn
-from torch.distributed.tensor import DTensor
-
 from dpexp.config.errors import NotComparableError, VerificationError
 from dpexp.config.words import listed, plural
-from dpexp.verification.compare import Difference, whole_error
-from dpexp.verification.diagnosis.patterns import Fit, fit, multiple, scalings
+from dpexp.verification.compare import Difference
+from dpexp.verification.diagnosis.patterns import Fit, Moments, fit, scalings
 from dpexp.verification.result import row_of
 from dpexp.watch.calls import Call
-from dpexp.watch.clipping import norm
-from dpexp.watch.expected import Observed, Step, Tensors, sampled
+from dpexp.watch.clipping import Made
+from dpexp.watch.expected import Observed, Step, Tensors
+from dpexp.watch.gradients import Sides
 from dpexp.watch.ranks import LoopRanks
+from dpexp.watch.shards import sampled
 from dpexp.watch.weights import UNSTATED, are_alike, shown
 
 FITS = 2e-3
@@ -66,26 +64,29 @@ class FoundError(Exception):
 
 @dataclass(frozen=True)
 class Case:
-    """What the optimizer got (``found``) of the parameters it ``held``, and what is ``right``.
+    """What the optimizer got beside the sums (``sides``), and what is ``made`` of these, by name.
 
-    ``columns`` are what each backward pass of this rank should add, before clipping, ``carried`` what passes
-    before the step of another optimizer would add: both ``sampled``. ``clip`` is the limit of clipping at the
-    end, or the user's; ``misplaced`` is what is wrong with the calls that clip. ``hooked`` are parameters
-    with hooks that the model as written had not. ``is_partial``: another optimizer holds the rest of it.
+    ``carried`` are what passes before the step of another optimizer would add: ``sampled``. ``wrong`` are the
+    names of the parameters that differ. ``clip`` is the limit of clipping at the end, or the user's;
+    ``misplaced`` is what is wrong with the calls that clip. ``hooked`` are parameters with hooks that the
+    model as written had not. ``is_partial``: another optimizer holds the rest of it.
     """
 
-    ranks: LoopRanks
     observed: Observed
     step: Step
-    held: Mapping[str, nn.Parameter]
-    found: Tensors
-    right: Tensors
-    columns: Sequence[Tensors]
+    sides: Sides
+    made: Mapping[str, Made]
     carried: Sequence[Tensors] | None
+    wrong: Sequence[str]
     clip: Any
     misplaced: Sequence[str]
     hooked: Sequence[str]
     is_partial: bool
+
+    @property
+    def ranks(self) -> LoopRanks:
+        """All of them."""
+        return self.sides.ranks
 
 
 def explain(case: Case) -> str:
@@ -93,8 +94,8 @@ def explain(case: Case) -> str:
 
     Raises NotComparableError where a right loop may have these gradients.
     """
-    ranks, names = case.ranks, [name for name in case.step.sums if name in case.held]
-    own = case.columns, case.carried or (), case.misplaced, _what_may_be_meant(case)
+    ranks, sides, names = case.ranks, case.sides, list(case.sides.sums)
+    own = case.step.expected.columns, case.carried or (), case.misplaced, _what_may_be_meant(case)
     of_passes, of_carried, misplaced, meant = zip(*ranks.all_gather(own), strict=True)
     case = replace(case, misplaced=list(dict.fromkeys(chain(*misplaced))))
     why = next(filter(None, meant), "")
@@ -102,7 +103,9 @@ def explain(case: Case) -> str:
     calls = [(rank, number) for rank in chosen for number in range(len(of_passes[rank]))]
     columns = [of_passes[rank][number] for rank, number in calls]
     carried = [each for rank in chosen for each in of_carried[rank]]
-    found, residue = sampled(case.found), case.observed.residue
+    of_own = {name: sampled(each, sides.held[name]) for name, each in sides.found.items()}
+    left = {name: each for name, each in case.observed.residue.items() if name in sides.held}
+    found, residue = sides.shards.summed(of_own), sides.shards.summed(left)
     if not all(ranks.all_gather(_is_finite(found))):
         return "it is not finite where the optimizer steps"
     if not all(ranks.all_gather(all(map(_is_finite, (*columns, residue))))):
@@ -130,14 +133,7 @@ def explain(case: Case) -> str:
         )
     if scaled := _scaled_shards(case):
         return _with_clipping(case, scaled)
-    limit = 10 * case.step.limits.tolerance
-    wrong = [
-        name
-        for name in names
-        if (right := case.right.get(name)) is not None
-        and whole_error(case.found.get(name, torch.zeros_like(right)), right) > limit
-    ]
-    wrong = next(filter(None, ranks.all_gather(wrong)), [])
+    wrong = next(filter(None, ranks.all_gather(list(case.wrong))), [])
     if not wrong:
         return "only some ranks have it"
     some = f"{len(wrong)} of {len(names)} parameters are wrong, '{wrong[-1]}' last"
@@ -196,8 +192,7 @@ class _Factors:
         self.calls, self.is_part, self.meant = calls, is_part, meant
         self.size = len(set(case.step.counted))
         self.micro = max((number for _, number in calls), default=0) + 1
-        clipped = multiple(case.right, case.step.sums)
-        self.kept = (clipped.factors[0] if clipped is not None else 0.0) or 1.0
+        self.kept = _kept(case)
         self.by_rank = [[factor / self.kept for factor in fit.factors[: len(calls)]] for fit in fits]
         self.of_residue = [fit.factors[len(calls)] for fit in fits]
         self.most = max((abs(each) for of_rank in self.by_rank for each in of_rank), default=0.0)
@@ -209,7 +204,7 @@ class _Factors:
             causes.append(
                 "the gradients of the step before are in it: zero_grad is missing, or comes too late"
             )
-        if not any(bool(each.any()) for each in self.case.found.values()):
+        if not any(each.found for each in self.case.sides.moments.values()):
             synchronized = ", or never synchronized" if self.size > 1 else ""
             return f"it is zero when the optimizer steps: zero_grad between backward and step{synchronized}?"
         everywhere = [each for of_rank in self.by_rank for each in of_rank]
@@ -348,7 +343,12 @@ class _Factors:
         """
         if self.observed.scale != 1 and abs(times / self.observed.scale - 1) < SAME:
             return "they are still scaled: step through GradScaler.step, or unscale them"
-        clip, size, alone = self.case.clip, norm(self.case.found), norm(self.case.right)
+        clip, measured = self.case.clip, [*self.case.sides.moments.values()]
+        size, alone = (
+            math.sqrt(math.fsum(some))
+            for some in zip(*((each.found, each.of) for each in measured), strict=True)
+        )
+        alone *= self.kept
         if isinstance(clip, int | float) and alone < clip and abs(size / clip - 1) < SAME:
             return f"the loop clips it to {size:.4g}, and {alone:.4g} is its right norm: is the loss divided?"
         if clip is not None and self.observed.is_scaled and times < 1:
@@ -381,34 +381,24 @@ def _passes(numbers: Sequence[int], micro: int) -> str:
     return f"{', '.join(str(number + 1) for number in numbers)} of {micro} backward passes"
 
 
+def _kept(case: Case) -> float:
+    """How much of the sums is left after clipping, on every rank that of the first."""
+    pairs = [(each.times, case.sides.moments[name].of) for name, each in case.made.items()]
+    size = math.fsum(of for _, of in pairs)
+    kept = math.fsum(times * of for times, of in pairs) / size if size else 1.0
+    return case.ranks.all_gather(kept)[0] or 1.0
+
+
 def _scaled_shards(case: Case) -> str:
     """Whether each rank has scaled its shard by a factor of its own."""
-    sharded = [
-        name
-        for name, each in case.held.items()
-        if hasattr(each, "placements") and name in case.found and name in case.right
-    ]
-    owners = {name: _owners(case.held[name], case.ranks.rank) for name in sharded}
-
-    def shard(tensors: Tensors, rank: int) -> Tensors:
-        return {name: tensors[name][owner == rank] for name, owner in owners.items()}
-
-    of_ranks = [multiple(shard(case.found, rank), shard(case.right, rank)) for rank in range(case.ranks.size)]
-    known = [each for each in of_ranks if each is not None]
-    if len(known) < 2 or any(each.apart**2 > FITS or not each.size for each in known):
+    sides, kept = case.sides, _kept(case)
+    sharded = [each for name, each in sides.of_own.items() if sides.shards.is_sharded(name)]
+    of_ranks = case.ranks.all_gather(sum(sharded, Moments()))
+    known = [each for each in of_ranks if each.of and each.found]
+    if len(known) < 2 or any(each.left**2 > FITS * each.found for each in known):
         return ""
-    times = shown([each.factors[0] for each in known])
+    times = shown([each.factor / kept for each in known])
     return f"clipped by each rank's own norm: each has scaled its shard (times {times})"
-
-
-def _owners(parameter: Any, rank: int) -> torch.Tensor:
-    """The rank that has each number of a DTensor."""
-    shape = {"shape": parameter.shape, "stride": parameter.stride(), "run_check": False}
-    marked = torch.full_like(parameter.to_local(), float(rank))
-    owner: torch.Tensor = DTensor.from_local(
-        marked, parameter.device_mesh, parameter.placements, **shape
-    ).full_tensor()
-    return owner
 
 
 def _is_finite(tensors: Tensors) -> bool:

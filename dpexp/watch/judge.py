@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import NoReturn
 
 from torch import nn
 
-from dpexp.verification.compare import Difference, Kinds, Limits, Noise, noise_of, parts_of
+from dpexp.verification.compare import Difference, Kinds, Limits, Noise, Parts, noise_of
 from dpexp.verification.rounding import DRAWS, MARGIN, largest
 from dpexp.verification.trial import judge, worst_errors
-from dpexp.watch.expected import Tensors
 from dpexp.watch.explain import FoundError, LoopFinding
 from dpexp.watch.options import Options
 from dpexp.watch.ranks import LoopRanks
@@ -37,19 +35,20 @@ class Judge:
     def compare(
         self,
         kind: str,
-        found: Tensors,
-        expected: Tensors,
-        rounded: Callable[[int], Tensors],
+        found: Mapping[str, Parts],
+        rounded: Callable[[int, frozenset[str]], Mapping[str, Parts]],
         limits: Limits,
     ) -> Difference | None:
-        """What differs on any rank; ``rounded(draw)`` is expected, rounded otherwise. All call this."""
+        """What differs on any rank. ``rounded(draw, names)`` compares a single device that rounds otherwise
+        with one that does not, in what is over its limit on any rank. All call this.
+        """
 
         def comparisons() -> Iterator[tuple[Kinds, Noise]]:
-            kinds = {kind: parts_of(found, expected)}
-            yield kinds, {}
+            yield {kind: found}, {}
+            own = [name for name, each in limits.judge(kind, 0, found).items() if each.ratio > 1]
+            over = frozenset(name for names in self.ranks.all_gather(own) for name in names)
             for draw in range(DRAWS):
-                again = rounded(draw) if kind == "gradients" else self.ranks.together(partial(rounded, draw))
-                yield kinds, largest([noise_of({kind: parts_of(again, expected)})], MARGIN)
+                yield {kind: found}, largest([noise_of({kind: rounded(draw, over)})], MARGIN)
 
         verdict = judge(self.number, comparisons(), limits, self.ranks)
         self.errors.update(worst_errors(self.errors, verdict.errors))

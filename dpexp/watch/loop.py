@@ -25,7 +25,7 @@ from dpexp.verification.result import KINDS, row_of
 from dpexp.watch import hooks
 from dpexp.watch.calls import LoopCalls, ObservedLoss, Window, full
 from dpexp.watch.clipping import Clip
-from dpexp.watch.expected import Observed, Step, sampled
+from dpexp.watch.expected import Observed, OneByOne, Step
 from dpexp.watch.explain import OWN_ROWS, FoundError, LoopFinding
 from dpexp.watch.judge import Judge
 from dpexp.watch.options import Options
@@ -33,13 +33,15 @@ from dpexp.watch.program import shapes
 from dpexp.watch.ranks import LoopRanks
 from dpexp.watch.recording import Recording
 from dpexp.watch.replay import Replay, unchanged
+from dpexp.watch.shards import own as shard
+from dpexp.watch.shards import sampled
 from dpexp.watch.step import (
-    Stepped,
     begin,
     check_synchronized,
+    checksums,
     compare_gradients,
     compare_update,
-    digests,
+    expect_update,
     held_by,
 )
 from dpexp.watch.trained import Trained, requires_grad
@@ -74,12 +76,14 @@ class WatchedLoop:
         self._model, self._options, self._wanted = model, options, options.steps
         self._recording, self._replay = recording, replay
         self._trained = Trained(requires_grad(model))
+        own = named_parameters(model)
+        self._written_as = None if any(each.is_meta for each in own.values()) else checksums(own)
         self._written: weakref.WeakSet[nn.Parameter] = weakref.WeakSet(model.parameters())
         self._calls = LoopCalls(model, self._remove, self._forget_step)
         self.loss = options.loss if options.loss is None else self.observed(options.loss)
         self._ranks = LoopRanks()  # every rank is here; at a step one may not be
         self._step: Step | None = None
-        self._stepped: Stepped | None = None
+        self._update: Any = None
         self._residue: dict[str, torch.Tensor] = {}
         self._stepping: torch.optim.Optimizer | None = None
         self._inside = self._closures = 0
@@ -110,7 +114,7 @@ class WatchedLoop:
             raise ConfigError(
                 f"the model is laid out already ({found}): call dpexp.watch before, on the model as written"
             )
-        stated = {key: getattr(options, key) for key in ("clip_norm", "weight", "steps", "raises")}
+        stated = {key: getattr(options, key) for key in ("clip_norm", "weight", "steps", "raises", "replica")}
         replay = Replay(model)
         return cls(model, options, Recording.begin(model, name, stated) if track else Recording(), replay)
 
@@ -191,12 +195,7 @@ class WatchedLoop:
             register_optimizer_step_post_hook(self._after_step),
         ]
         self._calls.observe()
-        left = {
-            name: full(each.grad)
-            for name, each in named_parameters(self._model).items()
-            if each.grad is not None
-        }
-        self._residue = sampled(left)
+        self._residue = self._samples()
         _on.add(self)
         hooks.begin(self)
 
@@ -209,7 +208,7 @@ class WatchedLoop:
         self._calls.end()
         _on.discard(self)
         self._replay.release()
-        self._step, self._stepped, self._residue, self._seen = None, None, {}, Seen()
+        self._step, self._update, self._residue, self._seen = None, None, {}, Seen()
         self._closed, self._unsynchronized = {}, None
 
     def _remove(self) -> None:
@@ -248,13 +247,20 @@ class WatchedLoop:
             seen = Clip(kind, some, limit, norm, norm_type, passes, not self._seen.is_unscaled, is_empty)
             self._seen.clips.append(seen)
             if passes != self._seen.of_pass:  # else they are clipped already
-                own = named_parameters(self._model).items()
-                grads = {name: full(each.grad) for name, each in own if each.grad is not None}
-                self._seen.unclipped, self._seen.of_pass = sampled(grads), passes
+                self._seen.unclipped, self._seen.of_pass = self._samples(), passes
             self._calls.was_clipped |= bool(some & {id(each) for each in self._model.parameters()})
 
         if not self._is_idle:
             self._calls.safe(see)()
+
+    def _samples(self) -> dict[str, torch.Tensor]:
+        """Some numbers of the gradients, of those that are placed as their parameters."""
+        own = [(name, each, each.grad) for name, each in named_parameters(self._model).items()]
+        return {
+            name: sampled(shard(grad), each)
+            for name, each, grad in own
+            if grad is not None and getattr(grad, "placements", ()) == getattr(each, "placements", ())
+        }
 
     def is_scaling(self, scaler: Any) -> None:
         """``GradScaler.scale`` is called."""
@@ -295,7 +301,7 @@ class WatchedLoop:
         inside = (held_by(each, self._model) for each in _optimizers_in(optimizer))
         if held and held.keys() == set(chain.from_iterable(inside)):
             return None  # these step for it
-        self._stepping, self._stepped, self._closures = optimizer, None, 0
+        self._stepping, self._update, self._closures = optimizer, None, 0
         if not held:
             self._other_steps += 1
             self._guard(lambda: self._check_others(optimizer))
@@ -349,15 +355,15 @@ class WatchedLoop:
         self._remove_last()
         if self.done:
             return
-        stepped, held = self._stepped, held_by(optimizer, self._model)
+        update, held = self._update, held_by(optimizer, self._model)
         if held:
             self._seen = Seen()
         self._close_window(optimizer, held)
         if (found := self._unsynchronized) is not None:
             self._unsynchronized = None
             self._guard(lambda: self._settle(found, held))
-        if stepped is not None and held:
-            self._guard(lambda: self._complete(optimizer, held, stepped))
+        if update is not None and held:
+            self._guard(lambda: self._complete(optimizer, held, update))
 
     def _settle(self, found: FoundError, held: Mapping[str, nn.Parameter]) -> None:
         """Raise it, but NotComparableError if the optimizer has synchronized the ranks."""
@@ -401,22 +407,21 @@ class WatchedLoop:
         elif optimizer in self._done_in_window:
             self._refuse_again(held)
             return
-        is_first = not self._done_in_window
         self._trained.add(held)
         self._done_in_window.add(optimizer)
         judge = self._judge(self._step.number)
         try:
-            self._stepped = compare_gradients(
-                judge, self._observed(optimizer), self._step, optimizer, held, is_first
-            )
+            compared = compare_gradients(judge, self._observed(optimizer), self._step, optimizer, held)
         except FoundError as found:
             if OWN_ROWS not in found.finding.cause or "parameters are wrong" in found.finding.cause:
                 raise
             self._unsynchronized = found  # unless the optimizer does it
             return
-        self._was_clipped |= self._stepped.was_clipped
-        of_both = (self._step.sums, self._stepped.found)
-        self._trained.reached |= {name for some in of_both for name, each in some.items() if each.any()}
+        self._was_clipped |= compared.was_clipped
+        self._trained.reached |= compared.reached
+        self._step = self._step.without(held)
+        self._residue |= compared.samples
+        self._update = expect_update(judge, optimizer, self._step, held)
 
     def _judge(self, number: int) -> Judge:
         own = self._model, self._replay, self._options, self._ranks
@@ -449,13 +454,12 @@ class WatchedLoop:
             raise FoundError(LoopFinding(self.steps, "optimizer", what, cause))
 
     def _complete(
-        self, optimizer: torch.optim.Optimizer, held: Mapping[str, nn.Parameter], stepped: Stepped
+        self, optimizer: torch.optim.Optimizer, held: Mapping[str, nn.Parameter], update: Any
     ) -> None:
         """Compare the update, after the optimizer's step."""
         step = self._step
         assert step is not None
-        compare_update(self._judge(step.number), optimizer, held, stepped)
-        self._residue |= sampled(stepped.found)
+        compare_update(self._judge(step.number), optimizer, held, update)
         self._trained.held |= held.keys()
         self._calls.drop_others()
         if step.number > self.steps:  # else another optimizer has completed it
@@ -476,7 +480,7 @@ class WatchedLoop:
 
     def _has_gradients(self, held: Mapping[str, nn.Parameter]) -> bool:
         """Whether one is not zero, on any rank."""
-        gradients = [full(each.grad) for each in held.values() if each.grad is not None]
+        gradients = [shard(each.grad, each) for each in held.values() if each.grad is not None]
         return any(self._ranks.all_gather(any(bool(each.any()) for each in gradients)))
 
     def _new_step(self, optimizer: torch.optim.Optimizer) -> Step:
@@ -495,12 +499,12 @@ class WatchedLoop:
 
     def _check_initial(self, ranks: LoopRanks) -> None:
         """Warn of ranks that were watched with other weights, where training does not start from rank 0's."""
-        is_meta = any(each.is_meta for each in self._replay.parameters.values())
-        if any(ranks.all_gather(is_meta)):
+        named = named_parameters(self._model)
+        watched = ranks.all_gather(self._written_as)
+        if any(each is None for each in watched) or all(each == watched[0] for each in watched):
             return
-        watched = ranks.all_gather(digests(self._replay.parameters))
-        full_ones = {name: full(each) for name, each in named_parameters(self._model).items()}
-        if any(each != watched[0] for each in watched) and digests(full_ones) != watched[0]:
+        now = checksums(OneByOne([*named], lambda name: full(named[name])))
+        if now != watched[0]:
             self.warnings[
                 "ranks were watched with other weights, and the first step does not start from rank 0's"
             ] = None
@@ -542,8 +546,9 @@ class WatchedLoop:
             self._end()
         except NotComparableError as why:
             self._give_up(str(why))
-        except Exception as error:  # of a rank that does not come to this step, for one
+        except Exception as error:  # of this rank alone, as one that is out of memory
             self._give_up(describe(error))
+            self._ranks.fail(describe(error))
         if self.findings and self._options.raises:
             raise self.findings[0].error()
 
@@ -578,12 +583,10 @@ class WatchedLoop:
     @property
     def _has_changed(self) -> bool:
         """Whether parameters are others than when the watch began, before any step is compared."""
-        now, before = named_parameters(self._model), self._replay.parameters
-        if now.keys() != before.keys() or any(
-            each.is_meta or hasattr(now[name], "placements") for name, each in before.items()
-        ):
+        now = named_parameters(self._model)
+        if any(hasattr(each, "placements") for each in now.values()):
             return True
-        return any(not torch.equal(each, now[name].detach().to(each)) for name, each in before.items())
+        return self._written_as is None or checksums(now) != self._written_as
 
     def _verification(self) -> dict[str, Any]:
         """As in the Record."""

@@ -18,6 +18,7 @@ class Options:
     weight: Callable[..., Any] | str | bool | None = None
     steps: int = 4
     raises: bool = False
+    replica: str | None = None
 
     def __post_init__(self) -> None:
         steps, loss, clip_norm, weight = self.steps, self.loss, self.clip_norm, self.weight
@@ -30,5 +31,7 @@ class Options:
             raise ConfigError(
                 f"clip_norm is {clip_norm!r}: it must be a number above 0, or a function of the parameters"
             )
+        if self.replica not in (None, "full", "blocks"):
+            raise ConfigError(f"replica is {self.replica!r}: it must be 'full' or 'blocks'")
         if not (weight is None or weight is False or weight == "sum" or callable(weight)):
             raise ConfigError(f"weight is {weight!r}: it must be a function, 'sum' or False")

@@ -21,6 +21,7 @@ def watch(
     weight: Callable[..., Any] | str | bool | None = None,
     steps: int = 4,
     raises: bool = False,
+    replica: str | None = None,
     name: str | None = None,
     track: bool = True,
 ) -> WatchedLoop:
@@ -32,7 +33,9 @@ def watch(
     that clips the gradients of a list of parameters. ``weight`` says what a call counts in the loss of all
     rows: a function of the loss's arguments (of the model's inputs where the loss is inside it) that returns
     a number, ``"sum"``, or False, by which no weights are compared; by default it is measured. ``raises``
-    raises VerificationError inside the optimizer's step, on all ranks together. ``name`` is that of the run
+    raises VerificationError inside the optimizer's step, on all ranks together. ``replica`` says how much of
+    the model's copy is in memory: ``"full"``, or in ``"blocks"`` that are gathered one at a time; by default
+    what is free decides. ``name`` is that of the run
     in MLflow; with ``track=False`` nothing is written.
 
     ``verdict()`` raises VerificationError or NotComparableError. As a context manager it ends the run at its
@@ -42,4 +45,4 @@ def watch(
     """
     from dpexp.watch.loop import WatchedLoop  # imports torch, which --help does without
 
-    return WatchedLoop.begin(model, Options(loss, clip_norm, weight, steps, raises), name, track)
+    return WatchedLoop.begin(model, Options(loss, clip_norm, weight, steps, raises, replica), name, track)

@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
 from datetime import timedelta
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import distributed
 
-from dpexp.config.errors import NotComparableError
+from dpexp.config.errors import NotComparableError, describe
 from dpexp.config.mesh import Mesh
 from dpexp.distributed.group import ProcessGroup, RankError
+from dpexp.verification.alone import everyone
 
 _T = TypeVar("_T")
 
 MEETING, ANSWER = timedelta(seconds=5), timedelta(seconds=60)
 """How long a rank waits for the others at the start of a step, and for each answer in it."""
+
+
+@dataclass(frozen=True)
+class _Failed:
+    """In the place of a value, of a rank that has failed on its own."""
+
+    why: str
 
 
 class LoopRanks(ProcessGroup):
@@ -41,6 +51,22 @@ class LoopRanks(ProcessGroup):
                 f"{MEETING.seconds} s: let every rank take the same steps"
             ) from error
 
+    def all_gather(self, value: _T) -> list[_T]:
+        """As of any group. Raises NotComparableError where a rank ``fail``s, or does not answer."""
+        try:
+            values = super().all_gather(value)
+        except RuntimeError as error:
+            raise NotComparableError(f"the ranks do not answer each other: {describe(error)}") from error
+        for rank, each in enumerate(values):
+            if isinstance(each, _Failed):
+                raise NotComparableError(f"rank {rank}: {each.why}")
+        return values
+
+    def fail(self, why: str) -> None:
+        """End what all ranks do together, since this one cannot; the others wait for a value of it."""
+        with suppress(NotComparableError):
+            self.all_gather(_Failed(why))
+
     def together(self, part: Callable[[], _T]) -> _T:
         """As of any group; what a part of the user's model or loss raises is a NotComparableError."""
         try:
@@ -50,14 +76,26 @@ class LoopRanks(ProcessGroup):
             why = failed.text if is_said else f"a single device does not compute it: {failed.described}"
             raise NotComparableError(why) from failed.__cause__
 
-    def sum(self, values: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """The sums over all ranks, on the devices of the values, by name."""
+    def add_up(self, tensor: torch.Tensor) -> None:
+        """Add the tensors of all ranks in place: in the group of their device, if there is one.
+
+        Inside of what this rank computes alone the groups of the loop are there again.
+        """
         if self.size == 1:
-            return dict(values)
-        totals = {}
-        for name, each in values.items():
-            wide = torch.float64 if each.dtype == torch.float64 else torch.float32
-            total = each.detach().to("cpu", each.dtype.to_complex() if each.is_complex() else wide, copy=True)
-            distributed.all_reduce(total, group=self._group)
-            totals[name] = total.to(each)
-        return totals
+            return
+        with everyone():
+            numbers = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+            group = self._of_device(numbers.device.type)
+            if group is not None:
+                distributed.all_reduce(numbers, group=group)
+            else:
+                on_host = numbers.cpu()
+                distributed.all_reduce(on_host, group=self._group)
+                numbers.copy_(on_host)
+
+    def _of_device(self, kind: str) -> Any:
+        """The group that adds up tensors of this kind of device; None if only the host can."""
+        if kind == "cpu":
+            return self._group
+        world: Any = distributed.group.WORLD
+        return world if kind in {each.type for each in world._device_types} else None

@@ -7,8 +7,10 @@ buffers, modes and autocast. Between two watches the copy has no numbers: its pa
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,14 +22,17 @@ from dpexp.config.errors import NotComparableError
 from dpexp.copies import copied_module
 from dpexp.data.rng import kept_globals
 from dpexp.strategies.modules import child_name, named_parameters, parts
-from dpexp.verification.alone import alone
+from dpexp.verification.alone import alone, everyone
 from dpexp.verification.compare import Limits
 from dpexp.verification.own_steps import base_tolerance
 from dpexp.verification.rounding import OtherwiseRounded
-from dpexp.watch.calls import Call, RandomState
+from dpexp.watch.blocks import compute_in_blocks, is_in_backward
+from dpexp.watch.calls import Call, RandomState, full
 from dpexp.watch.graph import new_in
+from dpexp.watch.ranks import LoopRanks
 
-Gradients = dict[str, torch.Tensor]
+Take = Callable[[str, torch.Tensor], None]
+"""It gets the name of a parameter, and its gradient."""
 
 HAS_STATE = (
     "a call of the model cannot be repeated: it has a state that is not a buffer (a counter, a cache, a "
@@ -79,46 +84,128 @@ def rounded(draw: int | None) -> Any:
 
 
 class Replay:
-    """A single device. ``low`` is the type in which FSDP2's MixedPrecisionPolicy computes, if any."""
+    """A single device. ``low`` is the type in which FSDP2's MixedPrecisionPolicy computes, if any.
+
+    ``blocks`` are those whose parameters are there only while they compute, with the names of these; without
+    any all parameters of the model are there. Every rank enters the same blocks: a rank that takes no call
+    repeats one.
+    """
 
     def __init__(self, model: nn.Module) -> None:
-        self._model = copied_module(model)
-        self._shapes = {name: each.shape for name, each in self.parameters.items()}
+        self._shapes = {name: each.shape for name, each in named_parameters(model).items()}
+        empty = {
+            id(each): nn.Parameter(_without_numbers(each.shape, each.dtype), each.requires_grad)
+            for each in model.parameters()
+            if type(each) is nn.Parameter
+        }
+        self._model = copied_module(model, empty)
         self.low: torch.dtype | None = None
+        self.blocks: Mapping[str, Sequence[str]] = {}
+        self._source: Mapping[str, nn.Parameter] = {}
+        self._ranks: LoopRanks | None = None
+        self._entered = ""
+        self._on_leave: Callable[[Sequence[str]], None] = lambda names: None
 
     @property
     def parameters(self) -> Mapping[str, nn.Parameter]:
         """Those of the model as written, by name; a shared one once."""
         return named_parameters(self._model)
 
-    def load(self, state: Mapping[str, torch.Tensor], laid_out: nn.Module) -> None:
-        """Take the parameters before the step, by name. NotComparableError: they are of another model."""
+    @property
+    def trained(self) -> list[str]:
+        """The names of those that get a gradient."""
+        return [name for name, each in self.parameters.items() if each.requires_grad]
+
+    def check(self, laid_out: nn.Module) -> None:
+        """Raise NotComparableError where the model that is laid out is another one."""
         if any(isinstance(part, nn.SyncBatchNorm) for part in laid_out.modules()):
             raise NotComparableError(
                 "SyncBatchNorm normalizes with the rows of all ranks, which no call of a single device has: "
                 "watch the loop with BatchNorm instead"
             )
-        policy = getattr(getattr(laid_out, "_get_fsdp_state", lambda: None)(), "_mp_policy", None)
-        self.low = getattr(policy, "param_dtype", None)
-        _materialize(self._model, next(iter(state.values())).device if state else devices.HOST)
-        trained = {name: each.requires_grad for name, each in named_parameters(laid_out).items()}
-        for name, each in self.parameters.items():
-            if name not in state:
+        found = named_parameters(laid_out)
+        for name, shape in self._shapes.items():
+            if name not in found:
                 raise NotComparableError(
                     f"parameter '{name}' of the model as written is not in the model any more"
                 )
-            if state[name].shape != self._shapes[name]:
+            if found[name].shape != shape:
                 raise NotComparableError(
-                    f"parameter '{name}' has the shape {tuple(state[name].shape)} in place of "
-                    f"{tuple(self._shapes[name])}, as FSDP1 leaves it: use fully_shard (FSDP2)"
+                    f"parameter '{name}' has the shape {tuple(found[name].shape)} in place of "
+                    f"{tuple(shape)}, as FSDP1 leaves it: use fully_shard (FSDP2)"
                 )
-            each.data = state[name].to(self.low or state[name].dtype, copy=True)
-            each.requires_grad_(trained[name])
+
+    def load(self, laid_out: nn.Module, ranks: LoopRanks, blocks: Mapping[str, Sequence[str]]) -> None:
+        """Take the parameters, which ``check`` has seen; every rank must call this."""
+        self.low = low_of(laid_out)
+        self._source, self._ranks = named_parameters(laid_out), ranks
+        _materialize(self._model, next((each.device for each in self._source.values()), devices.HOST))
+        if not self.blocks:
+            self.blocks = blocks
+            compute_in_blocks(self._model, blocks, self._enter, self._leave)
+        for name, each in self.parameters.items():
+            each.requires_grad_(self._source[name].requires_grad)
+        stay = self.parameters.keys() - {name for names in blocks.values() for name in names}
+        ranks.together(lambda: self._allocate(stay))
+        self._fill(stay)
 
     def release(self) -> None:
         """Free the parameters and buffers."""
-        for each in (*self.parameters.values(), *self._model.buffers()):
+        self._free(self.parameters)
+        for each in self._model.buffers():
             each.data = each.data.new_empty(0)
+        self._source, self._ranks = {}, None
+
+    @property
+    def is_gathered(self) -> bool:
+        """Whether parameters are gathered while they are computed with, so that all ranks must compute."""
+        sharded = (
+            hasattr(self._source[name], "placements") for names in self.blocks.values() for name in names
+        )
+        return any(sharded)
+
+    def _allocate(self, names: Iterable[str]) -> None:
+        """Where no rank waits for another one: there may be no memory."""
+        own = self.parameters
+        for name in names:
+            each, source = own[name], self._source[name]
+            kind = self.low or source.dtype
+            if not each.is_contiguous() or (each.dtype, each.device) != (kind, source.device):
+                each.data = torch.empty(each.shape, dtype=kind, device=source.device)
+
+    def _fill(self, names: Iterable[str]) -> None:
+        own = self.parameters
+        for name in sorted(names):
+            own[name].data.copy_(full(self._source[name]))
+
+    def _free(self, names: Iterable[str]) -> None:
+        own = self.parameters
+        for name in names:
+            own[name].data = _without_numbers(own[name].shape, own[name].dtype, own[name].device)
+
+    def _enter(self, block: str) -> None:
+        """Every rank comes here, or none; those that fail elsewhere come to no block."""
+        assert self._ranks is not None
+        with everyone():
+            before, self._entered = self._entered, block
+            self._free(self.blocks.get(before, ()))
+            self._allocate(self.blocks[block])
+            if self.is_gathered and any(each != block for each in self._ranks.all_gather(block)):
+                raise NotComparableError("ranks compute other parts of the model: state replica='full'")
+            if before and is_in_backward():
+                self._on_leave(self.blocks[before])
+            self._fill(self.blocks[block])
+
+    def _leave(self) -> None:
+        """The forward of the block has ended."""
+        self._free(self.blocks.get(self._entered, ()))
+        self._entered = "" if not is_in_backward() else self._entered
+
+    def end_round(self) -> None:
+        """Every rank must call this after a call, also after an error in it."""
+        if self._ranks is not None and self.is_gathered:
+            while any(self._ranks.all_gather("")):
+                pass
 
     def outputs(self, call: Call, draw: int | None = None) -> list[torch.Tensor]:
         """Repeat a call: the tensors among its outputs, of any shape, in order, and what it leaves.
@@ -141,37 +228,51 @@ class Replay:
             part(*args, **kwargs)
             return RandomState.now(call.autocast.kind) == call.drawn
 
-    def gradients_of(self, call: Call, factor: float = 1.0, draw: int | None = None) -> Gradients:
-        """What a call makes of the loop's gradients at its leaves, divided by ``factor``.
-
-        Raises NotComparableError where its outputs are other ones than in the loop.
+    def differentiate(
+        self,
+        call: Call,
+        outputs: Sequence[torch.Tensor],
+        factor: float,
+        take: Take,
+        on_leave: Callable[[Sequence[str]], None],
+        draw: int | None = None,
+    ) -> None:
+        """Give to ``take`` the name and the gradient of each parameter, of any shape, as soon as it is there:
+        what a call makes of the loop's gradients at its leaves, divided by ``factor``. ``on_leave`` gets the
+        names of the parameters of each block after its backward.
         """
-        self._model.zero_grad()
-        outputs = self.outputs(call, draw)
-        if len(outputs) != len(call.leaves):
-            raise NotComparableError(HAS_STATE)
-        if draw is None and not all(map(_are_close, outputs, call.leaves)):
-            raise NotComparableError(HAS_STATE)
         pairs = [
             (outputs[place], gradient.to(outputs[place]) / factor)
             for place, gradient in call.gradients.items()
             if outputs[place].requires_grad
         ]
-        if pairs:
+        if not pairs:
+            return
+
+        def leave(name: str, parameter: torch.Tensor) -> None:
+            gradient, parameter.grad = parameter.grad, None
+            if gradient is not None:
+                take(name, gradient.to_dense() if gradient.is_sparse else gradient)
+
+        handles = [
+            each.register_post_accumulate_grad_hook(partial(leave, name))  # type: ignore[no-untyped-call]
+            for name, each in self.parameters.items()
+            if each.requires_grad
+        ]
+        self._on_leave = on_leave
+        try:
             with alone(), rounded(draw):
                 ends, gradients = map(list, zip(*_from_outside(pairs), strict=True))
                 torch.autograd.backward(ends, gradients)
-        found = {name: each.grad for name, each in self.parameters.items() if each.grad is not None}
-        self._model.zero_grad()
-        return {name: (each.to_dense() if each.is_sparse else each) for name, each in found.items()}
+        finally:
+            for handle in handles:
+                handle.remove()
+            self._leave()
+            self._model.zero_grad()
 
-    def zeros(self) -> Gradients:
-        """A gradient of zeros for every parameter that gets one, in the type in which they are added."""
-        return {
-            name: torch.zeros_like(each, dtype=torch.float32 if self.low else each.dtype).detach()
-            for name, each in self.parameters.items()
-            if each.requires_grad
-        }
+    def are_close(self, call: Call, outputs: Sequence[torch.Tensor]) -> bool:
+        """Whether the outputs are those of this call, not of another one: a state has changed then."""
+        return len(outputs) == len(call.leaves) and all(map(_are_close, outputs, call.leaves))
 
     def scalar(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """The loss among the outputs of the model, a scalar: in eval mode, if it has one there."""
@@ -185,6 +286,11 @@ class Replay:
 
     def on_host(self) -> Replay:
         """A copy on the host, where an id that is not known raises and does not break the device."""
+        if self.is_gathered:
+            raise NotComparableError(
+                "the loss is inside a model of which this rank has no copy: state weight=, a function of the "
+                "model's inputs"
+            )
         if all(each.device.type == "cpu" for each in self.parameters.values()):
             return self
         other = copy.copy(self)
@@ -194,6 +300,8 @@ class Replay:
     @contextmanager
     def _repeating(self, call: Call, draw: int | None) -> Iterator[Any]:
         """The part of the copy, as it was before the call, and the inputs."""
+        if inside := [each for each in self.blocks if call.part.startswith(f"{each}.")]:
+            raise NotComparableError(f"the loop calls a part of '{inside[0]}': state replica='full'")
         called = next((each.module for each in parts(self._model) if each.name == call.part), None)
         if called is None:
             raise NotComparableError(f"'{call.part}', which the loop calls, is not in the model as written")
@@ -213,6 +321,20 @@ class Replay:
         call.random.load(next(iter(places), devices.HOST))
         with alone(), call.autocast.entered(), rounded(draw):
             yield called, inputs
+
+
+def low_of(laid_out: nn.Module) -> torch.dtype | None:
+    """The type in which FSDP2's MixedPrecisionPolicy computes."""
+    policy = getattr(getattr(laid_out, "_get_fsdp_state", lambda: None)(), "_mp_policy", None)
+    return getattr(policy, "param_dtype", None)
+
+
+def _without_numbers(
+    shape: Sequence[int], dtype: torch.dtype, device: torch.device = devices.HOST
+) -> torch.Tensor:
+    """A tensor of this shape whose memory is one number: NaN, which shows where it is read."""
+    number = math.nan if dtype.is_floating_point or dtype.is_complex else 0
+    return torch.full((), number, dtype=dtype, device=device).expand(shape)
 
 
 def _materialize(model: nn.Module, device: torch.device) -> None:

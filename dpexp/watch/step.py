@@ -1,17 +1,20 @@
 """Step: one optimizer step of the loop beside a single device that takes the same calls.
 
-observed    begin               -> Step       outputs and weights are compared
-Step        compare_gradients   -> Stepped    before each optimizer's step
-Stepped     compare_update                    after it
+observed    begin               -> Step        outputs and weights are compared
+Step        compare_gradients   -> Compared    before each optimizer's step
+            expect_update       -> Update      what an equal optimizer makes of these gradients
+Update      compare_update                     after it
 """
 
 from __future__ import annotations
 
 import math
+import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -22,16 +25,21 @@ from dpexp.config.errors import NotComparableError
 from dpexp.copies import hooked_parameters
 from dpexp.strategies.modules import named_parameters
 from dpexp.verification.alone import collectives
-from dpexp.verification.compare import Limits
-from dpexp.verification.diagnosis.patterns import multiple, scalings
-from dpexp.watch import clipping, update
-from dpexp.watch.calls import Call, Window, full
+from dpexp.verification.compare import Parts, ratio
+from dpexp.verification.diagnosis.patterns import Moments, moments
+from dpexp.watch import clipping
+from dpexp.watch.blocks import block_names, parameters_of
+from dpexp.watch.calls import Call, Window
+from dpexp.watch.clipping import Made
 from dpexp.watch.counts import ROWS, count
-from dpexp.watch.expected import Observed, Step, Tensors, by_pass, expected, sampled
+from dpexp.watch.expected import Observed, OneByOne, Step, Tensors, expected, outputs_of
 from dpexp.watch.explain import Case, explain
+from dpexp.watch.gradients import Sides, clipped, of_loop, scale_of
 from dpexp.watch.judge import Judge
+from dpexp.watch.memory import Blocks, Memory, chosen, said
 from dpexp.watch.ranks import LoopRanks
-from dpexp.watch.replay import HAS_STATE, Narrowest
+from dpexp.watch.replay import HAS_STATE, Replay, low_of
+from dpexp.watch.shards import Shards, own, sampled
 from dpexp.watch.weights import (
     STATE_WEIGHT,
     Weighed,
@@ -44,12 +52,13 @@ from dpexp.watch.weights import (
 
 
 @dataclass(frozen=True)
-class Stepped:
-    """What an optimizer steps with: ``gradients`` as it gets them, ``found`` dense."""
+class Compared:
+    """Of the gradients that an optimizer steps with some numbers, which have another value than zero, on
+    either side, and whether they were clipped.
+    """
 
-    before: update.Before
-    gradients: Tensors
-    found: Tensors
+    samples: Tensors
+    reached: frozenset[str]
     was_clipped: bool
 
 
@@ -59,9 +68,9 @@ def held_by(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, nn.
     return {name: each for name, each in named_parameters(model).items() if id(each) in own}
 
 
-def digests(named: Tensors) -> dict[str, str]:
-    """The digest of each tensor, by name."""
-    return {name: tensors.digest([each]) for name, each in named.items()}
+def checksums(named: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+    """By which equal bits are known, of what this rank owns of each, by name."""
+    return {name: tensors.checksum(own(each)) for name, each in named.items()}
 
 
 # --- before the first optimizer of a step ---
@@ -73,48 +82,70 @@ def begin(judge: Judge, observed: Observed) -> Step:
     Every rank must call this, and what follows. They raise FoundError for what a single device computes
     otherwise, and NotComparableError.
     """
-    ranks, replay = judge.ranks, judge.replay
+    ranks, replay, parameters = judge.ranks, judge.replay, named_parameters(judge.model)
     window = observed.window.gathered()
-    parameters = {name: full(each).clone() for name, each in named_parameters(judge.model).items()}
-    ranks.together(lambda: replay.load(parameters, judge.model))
-    _check_alike(judge, parameters, "before")
+    ranks.together(lambda: replay.check(judge.model))
+    shards = Shards.of(parameters, ranks)
+    _check_alike(judge, shards, parameters, "before")
+    replay.load(judge.model, ranks, _blocks(judge, shards, parameters))
     if not any(ranks.all_gather(bool(window.calls))):
         raise NotComparableError(
             "the model was not called, or none of its outputs was differentiated: watch the module that "
             "the loop calls, and let the loss come from its outputs"
         )
     inputs = tensors.walk([call.inputs for call in observed.window.calls])
-    is_global = any(hasattr(each, "placements") for each in inputs)
-    counted = _counted(judge, window, is_global)
-    limits = _check_outputs(judge, window, parameters)
+    counted = _counted(judge, window, any(hasattr(each, "placements") for each in inputs))
+    losses, why = None, None
+    try:
+        losses = _losses(judge, window)
+        weighed = _weighed(judge, window, losses, counted)
+    except Exception as error:  # of outputs that are wrong: these are said first
+        weighed, why = unweighed(window), error
+    step = Step(judge.number, window, shards, counted, weighed)
+    step = replace(step, expected=expected(step, replay))
+    _check_outputs(judge, step)
     _check_finite(ranks, window)
-    losses = _losses(judge, window)
-    weighed = _weighed(judge, window, losses, counted)
+    if why is not None:
+        raise why
+    if any(ranks.all_gather(bool(step.expected.unlike))):
+        raise NotComparableError(HAS_STATE)
     rows = ranks.all_gather(sum(int(count(ROWS, call.inputs)) for call in window.calls))
-    step = Step(
-        judge.number,
-        window,
-        parameters,
-        counted,
-        weighed,
-        limits,
-        loss_of_all_rows(losses or [], weighed.shares, ranks, counted),
-        sum(rows[rank] for rank in set(counted)),
+    return replace(
+        step,
+        loss=loss_of_all_rows(losses or [], weighed.shares, ranks, counted),
+        samples=sum(rows[rank] for rank in set(counted)),
     )
-    return replace(step, sums=expected(step, ranks, replay))
 
 
-def _check_alike(judge: Judge, parameters: Tensors, when: str) -> None:
+def _blocks(judge: Judge, shards: Shards, parameters: Mapping[str, nn.Parameter]) -> Blocks:
+    """Those of the replica; none where it is full. On the first step it is said what the watch needs."""
+    if judge.number > 1:
+        return judge.replay.blocks
+    blocks = parameters_of(judge.model, block_names(judge.model))
+    own = Memory.of(parameters, low_of(judge.model), blocks, shards)
+    memories = judge.ranks.all_gather(own)
+    kind = chosen(judge.options.replica, memories, bool(blocks))
+    if judge.ranks.is_first:
+        print(f"dpexp: {said(kind, memories)}", file=sys.stderr)
+    return blocks if kind == "blocks" else {}
+
+
+def _check_alike(judge: Judge, shards: Shards, parameters: Mapping[str, nn.Parameter], when: str) -> None:
     """Raise FoundError where ranks have other parameters."""
     if judge.ranks.size == 1:
         return
-    shapes = judge.ranks.all_gather({name: tuple(each.shape) for name, each in parameters.items()})
-    if any(each != shapes[0] for each in shapes):
-        raise NotComparableError(
-            "ranks have other models, as the stages of a pipeline: these are not compared"
+    by_rank = judge.ranks.all_gather(
+        checksums({name: each for name, each in parameters.items() if shards.is_shared(name)})
+    )
+    names = [
+        name
+        for name in by_rank[0]
+        if any(
+            by_rank[rank].get(name) != by_rank[first].get(name)
+            for rank, box in enumerate(each.get(name) for each in shards.boxes)
+            for first in [next(other for other, each in enumerate(shards.boxes) if each.get(name) == box)]
         )
-    by_rank = judge.ranks.all_gather(digests(parameters))
-    names = [name for name, bits in by_rank[0].items() if any(each.get(name) != bits for each in by_rank)]
+    ]
     if names:
         cause = (
             "ranks were not seeded alike, rank 0's were not broadcast, or ranks write to them (max_norm)"
@@ -146,47 +177,47 @@ def _splits_layers(model: nn.Module) -> bool:
     return any(mesh.ndim > of_fsdp for mesh in meshes if mesh is not None)
 
 
-def _check_outputs(judge: Judge, window: Window, parameters: Tensors) -> Limits:
-    """What counts as rounding in the type of the forward."""
-    replay, ranks = judge.replay, judge.ranks
+def _check_outputs(judge: Judge, step: Step) -> None:
+    """Raise FoundError, or NotComparableError, for outputs that are not a single device's."""
+    ranks, replay, calls = judge.ranks, judge.replay, step.window.calls
+    found = step.expected.outputs
 
-    def outputs(draw: int | None = None) -> dict[str, torch.Tensor]:
-        with torch.no_grad():
-            return _by_name([replay.outputs(call, draw) for call in window.calls])
+    def rounded(draw: int, names: Iterable[str]) -> dict[str, Parts]:
+        numbers = sorted({int(name.split()[1]) - 1 for name in names})  # of "call 1 output 0"
+        return outputs_of(step.window, numbers, ranks, replay, draw)
 
-    narrowest = Narrowest(parameters.values())
-    with narrowest, collectives() as seen:
-        right = ranks.together(outputs)
-    found = _by_name([call.leaves[: len(call.leaves) - len(call.left)] for call in window.calls])
-    failed = judge.compare(
-        "outputs", found, _as(right, found), lambda draw: _as(outputs(draw), found), narrowest.limits
-    )
+    failed = judge.compare("outputs", found, rounded, step.expected.limits)
     if failed is None:
-        return narrowest.limits
-    others = {name.partition(" output")[0] for name in found} - {failed.tensor.partition(" output")[0]}
-    both = {name: (each, right[name].to(each)) for name, each in found.items() if name in right}
-    near = [name for name, (a, b) in both.items() if a.shape == b.shape and torch.allclose(a, b, 1e-3, 1e-5)]
-    if any(ranks.all_gather(any(name.partition(" output")[0] in others for name in near))):
+        return
+    of_call = failed.tensor.partition(" output")[0]
+    near = [
+        name
+        for name, each in found.items()
+        if name.partition(" output")[0] != of_call
+        and math.hypot(*each.apart) <= 1e-3 * math.hypot(*each.norms)
+    ]
+    if any(ranks.all_gather(bool(near))):
         raise NotComparableError(
             f"{failed.tensor} differs, and other calls of this step are right: parameters or settings change "
             "between its calls"
         )
-    again = ranks.together(outputs)
-    if any(ranks.all_gather(digests(again) != digests(right))):
+    every = range(max(ranks.all_gather(len(calls))))
+    with collectives() as seen:
+        again = outputs_of(step.window, every, ranks, replay)
+    if any(ranks.all_gather(any(any(each.apart) for each in again.values()))):
         raise NotComparableError(HAS_STATE)
     if any(ranks.all_gather(bool(seen))):
         raise NotComparableError(
             "the forward of the model asks for other ranks, as a loss does that gathers their outputs, and a "
             "single device has none: move that to the loss, or watch the part of the model before it"
         )
-    alike = ranks.together(lambda: all(map(replay.draws_alike, window.calls)))
+    alike = ranks.together(lambda: all(map(replay.draws_alike, calls)))
     if not all(ranks.all_gather(alike)):
         raise NotComparableError(
             "the layout draws other random numbers than a single device: watch the loop with dropout off"
         )
     cause = "the layout computes another forward, draws other random numbers, or parameters changed after it"
     judge.fail("outputs", f"{failed.tensor} differs by {failed.error:.1e}", cause, failed)
-    return narrowest.limits
 
 
 def _check_finite(ranks: LoopRanks, window: Window) -> None:
@@ -196,7 +227,7 @@ def _check_finite(ranks: LoopRanks, window: Window) -> None:
 
     def first() -> str:
         for number, call in enumerate(window.calls, 1):
-            bad = [place for place, each in call.gradients.items() if not _is_finite(each)]
+            bad = [place for place, each in call.gradients.items() if not bool(each.isfinite().all())]
             if bad:
                 outputs = [place for place, each in enumerate(call.leaves) if bool(each.isnan().any())]
                 where = f"output {outputs[0]}" if outputs else f"the gradient at output {bad[0]}"
@@ -272,101 +303,98 @@ def compare_gradients(
     step: Step,
     optimizer: torch.optim.Optimizer,
     held: Mapping[str, nn.Parameter],
-    is_first: bool,
-) -> Stepped:
-    """Compare what an optimizer is about to step with. ``is_first``: no other one has stepped before."""
-    ranks, weighed = judge.ranks, step.weighed
-    scale = getattr(optimizer, "grad_scale", None)  # by which a fused optimizer itself divides
-    got = {name: full(each.grad).clone() for name, each in held.items() if each.grad is not None}
-    gradients = {name: each if scale is None else each / scale for name, each in got.items()}
-    found = {name: each.to_dense() if each.is_sparse else each for name, each in gradients.items()}
-    parameters = {name: step.parameters[name] for name in held}
-    if not is_first:
-        parameters = {name: full(each).clone() for name, each in held.items()}
-    before = update.Before.of(optimizer, held, parameters)
-
-    own = named_parameters(judge.model)
-    clips = clipping.effective(observed.clips, observed.passes, own, observed.written)
+) -> Compared:
+    """Compare what an optimizer is about to step with."""
+    ranks, parameters = judge.ranks, named_parameters(judge.model)
+    sides = Sides.of(step, held, of_loop(held, getattr(optimizer, "grad_scale", None)))
+    clips = clipping.effective(observed.clips, observed.passes, parameters, observed.written)
     limits = ranks.all_gather([each.limit for each in clips])
     if len(limits[0]) == len(clips):  # a rank that clips to another limit is wrong
         clips = [replace(each, limit=limit) for each, limit in zip(clips, limits[0], strict=True)]
-    times = ranks.all_gather(_times(step, observed, found, held))[0]
+    clip_norm = judge.options.clip_norm
+    made = dict.fromkeys(sides.sums, Made(scale_of(step, observed, sides)))
+    is_active = callable(clip_norm) and not clips
+    if clips:
+        made, is_active = clipped(clips, observed.passes, made, sides, parameters)
+    elif isinstance(clip_norm, int | float):
+        times = clipping.factor(clip_norm, sides.norm(made, 2))
+        made, is_active = {name: each.scaled(times) for name, each in made.items()}, times < 1
 
-    def right(sums: Tensors) -> tuple[dict[str, torch.Tensor], bool]:
-        scaled = {name: each * times for name, each in sums.items()} if times != 1 else dict(sums)
-        if clips:
-            made, is_active = clipping.clipped(clips, observed.passes, scaled, found, own)
-        elif judge.options.clip_norm is not None:
-            made, is_active = clipping.stated(judge.options.clip_norm, scaled)
-        else:
-            made, is_active = scaled, False
-        some = {name: each for name, each in made.items() if name in held}
-        return {name: each for name, each in some.items() if name in found or each.any()}, is_active
+    def right(sums: Tensors) -> Tensors:
+        names = [name for name in sums if name in sides.found or sides.moments[name].of]
+        some = OneByOne(names, lambda name: made[name](sums[name]))
+        if not callable(clip_norm) or clips:
+            return some
+        full = {name: step.shards.gathered(name, each, held[name]) for name, each in some.items()}
+        return {name: step.shards.cut(name, each) for name, each in clipping.stated(clip_norm, full).items()}
 
-    wanted, is_active = right(step.sums)
-    _check_finite_sums(ranks, found, wanted)
-    if not any(bool(each.any()) for each in (*found.values(), *wanted.values())):
+    _check_finite_sums(ranks, sides)
+    if not any(each.found or each.of for each in sides.moments.values()):
         judge.warn("no parameter has a gradient other than zero")
+    wanted = right(sides.sums)
+    if isinstance(wanted, dict):
+        made = {name: Made(moments(each, sides.sums[name]).factor) for name, each in wanted.items()}
 
-    def rounded(draw: int) -> dict[str, torch.Tensor]:
-        again = expected(step, ranks, judge.replay, draw)
-        return {name: each for name, each in right(again)[0].items() if name in wanted}
+    def rounded(draw: int, names: frozenset[str]) -> dict[str, Parts]:
+        some = frozenset(sides.sums) if callable(clip_norm) else names
+        again = right(expected(step, judge.replay, draw=draw, names=some).sums)
+        some = names & again.keys() & wanted.keys()
+        return sides.parts(*({name: each[name] for name in sorted(some)} for each in (again, wanted)))
 
-    failed = judge.compare("gradients", found, wanted, rounded, step.limits)
+    found = sides.parts(sides.found, wanted)
+    failed = judge.compare("gradients", found, rounded, step.expected.limits)
     if failed is None:
-        _check_drift(judge, step, found)
-        return Stepped(before, gradients, found, is_active)
-    columns = ranks.together(lambda: by_pass(step.window, weighed, judge.replay))
+        _check_drift(judge, step, sides)
+        return Compared(
+            {name: sampled(each, held[name]) for name, each in sides.found.items()},
+            frozenset(name for name, each in sides.moments.items() if each.found or each.of),
+            is_active,
+        )
     carried: Sequence[Tensors] | None = None
     with suppress(NotComparableError):  # the step of the other optimizer has changed the model
-        carried = ranks.together(lambda: by_pass(observed.carried, unweighed(observed.carried), judge.replay))
+        carried = _columns(observed.carried, step, judge.replay)
+    limit = 10 * step.expected.limits.tolerance
     case = Case(
-        ranks,
         observed,
         step,
-        held,
-        found,
-        right=wanted,
-        columns=columns,
+        sides,
+        made,
         carried=carried,
-        clip=clips[-1].limit if clips else judge.options.clip_norm,
-        misplaced=clipping.misplaced(observed.clips, observed.passes, own, observed.written),
+        wrong=[
+            name
+            for name, each in found.items()
+            if name in wanted and ratio(math.hypot(*each.apart), math.hypot(*each.norms)) > limit
+        ],
+        clip=clips[-1].limit if clips else clip_norm,
+        misplaced=clipping.misplaced(observed.clips, observed.passes, parameters, observed.written),
         hooked=[name for name in hooked_parameters(judge.model) if name in held],
-        is_partial=any(each.requires_grad and name not in held for name, each in own.items()),
+        is_partial=any(each.requires_grad and name not in held for name, each in parameters.items()),
     )
     judge.fail("gradients", f"of '{failed.tensor}' differ by {failed.error:.1e}", explain(case), failed)
 
 
-def _times(step: Step, observed: Observed, found: Tensors, held: Mapping[str, nn.Parameter]) -> float:
-    """The scale of the loop's gradients that is taken as right: one for all."""
-    weighed = step.weighed
-    own = {name: each for name, each in step.sums.items() if name in held}
-    before = observed.unclipped
-    fitted = multiple(found, own) if before is None else multiple(before, sampled(own))
-    if fitted is None or not math.isfinite(fitted.factors[0]) or not fitted.factors[0]:
-        return 1.0
-    (times,) = fitted.factors
-    near = min(weighed.times, key=lambda each: abs(times / each - 1))
-    if not weighed.is_free:
-        return near
-    if weighed.terms > 1 and observed.passes > 1:  # terms have coefficients, and passes are still divided
-        errors = scalings(len(set(step.counted)), "rank", observed.passes).values()
-        if any(abs(times / (near * each) - 1) < 1e-3 for near in weighed.times for each in errors):
-            return near
-    return times
+def _columns(window: Window, step: Step, replay: Replay) -> Sequence[Tensors]:
+    """What the passes of a window add, as they were; every rank must call this."""
+    those = replace(step, window=window, weighed=unweighed(window))
+    found = expected(those, replay, names=frozenset())
+    if any(step.shards.ranks.all_gather(bool(found.unlike))):
+        raise NotComparableError(HAS_STATE)
+    return found.columns
 
 
-def _check_finite_sums(ranks: LoopRanks, found: Tensors, wanted: Tensors) -> None:
-    bad = [name for name, each in wanted.items() if not _is_finite(each)]
-    by_rank = ranks.all_gather((bad, [name for name, each in found.items() if not _is_finite(each)]))
-    for rank, (right, of_loop) in enumerate(by_rank):
-        if right and of_loop:
+def _check_finite_sums(ranks: LoopRanks, sides: Sides) -> None:
+    bad = [
+        [name for name, each in sides.moments.items() if not math.isfinite(of(each))]
+        for of in (attrgetter("of"), attrgetter("found"))
+    ]
+    for rank, (right, found) in enumerate(ranks.all_gather(bad)):
+        if right and found:
             raise NotComparableError(
                 f"the gradient of '{right[0]}' is not finite on rank {rank}, with a single device as well"
             )
 
 
-def _check_drift(judge: Judge, step: Step, found: Tensors) -> None:
+def _check_drift(judge: Judge, step: Step, sides: Sides) -> None:
     """Unequal weights too small to be told from rounding, but known at the loss.
 
     Which sum are the gradients nearer to: that with the weights of the loss of all rows, or with the
@@ -381,13 +409,20 @@ def _check_drift(judge: Judge, step: Step, found: Tensors) -> None:
     mean = sum(factors) / len(factors)
     nearest = math.copysign(2.0 ** round(math.log2(abs(mean))), mean) if mean else 1.0  # it rounds nothing
     alike = replace(weighed, factors=[nearest] * len(weighed.factors))
-    of_loop = expected(replace(step, weighed=alike), judge.ranks, judge.replay)
-    near, nearer = multiple(found, step.sums), multiple(found, of_loop)
-    is_loops = near is not None and nearer is not None and nearer.left < 0.5 * near.left
+    of_loop = expected(replace(step, weighed=alike), judge.replay)
+    others = Sides.of(replace(step, expected=of_loop), sides.held, sides.found)
+    near, nearer = (sum(each.moments.values(), Moments()).left for each in (sides, others))
+    is_loops = nearer < 0.5 * near
     if all(judge.ranks.all_gather(is_loops)):
         shown = ", ".join(f"{each / mean:.5g}" for each in factors[:8])
         cause = weighed.cause or f"they are {shown} instead of 1"
         judge.fail("loss", "calls have other weights than in the loss of all rows", cause)
+
+
+def expect_update(
+    judge: Judge, optimizer: torch.optim.Optimizer, step: Step, held: Mapping[str, nn.Parameter]
+) -> Any:
+    return {}
 
 
 # --- after an optimizer's step ---
@@ -395,7 +430,7 @@ def _check_drift(judge: Judge, step: Step, found: Tensors) -> None:
 
 def check_synchronized(judge: Judge, held: Mapping[str, nn.Parameter]) -> None:
     """Raise NotComparableError where ranks that had other gradients have the same parameters after it."""
-    after = judge.ranks.all_gather(digests({name: full(each) for name, each in held.items()}))
+    after = judge.ranks.all_gather(checksums(held))
     if all(each == after[0] for each in after):
         raise NotComparableError(
             "ranks have other gradients before the optimizer's step, and the same parameters after it: the "
@@ -404,59 +439,11 @@ def check_synchronized(judge: Judge, held: Mapping[str, nn.Parameter]) -> None:
 
 
 def compare_update(
-    judge: Judge, optimizer: torch.optim.Optimizer, held: Mapping[str, nn.Parameter], stepped: Stepped
+    judge: Judge, optimizer: torch.optim.Optimizer, held: Mapping[str, nn.Parameter], update: Any
 ) -> None:
     """Compare the parameters after the step with those of an equal optimizer."""
-    before = stepped.before
-    after = {name: full(each).clone() for name, each in held.items()}
-    narrowest = Narrowest([*after.values(), *stepped.found.values()])  # Muon computes in bfloat16
-
-    def changes(parameters: Tensors) -> dict[str, torch.Tensor]:
-        return {name: each - before.parameters[name] for name, each in parameters.items()}
-
-    def updated(draw: int | None = None) -> dict[str, torch.Tensor]:
-        return changes(update.updated(optimizer, held, before, stepped.gradients, draw))
-
-    try:
-        with narrowest:
-            right = judge.ranks.together(updated)
-    except NotComparableError as why:
-        judge.warn(f"the update was not compared: {why}")
-    else:
-        failed = judge.compare("updates", changes(after), right, updated, narrowest.limits)
-        if failed is not None:
-            what = f"of '{failed.tensor}' differs by {failed.error:.1e}"
-            cause = f"an equal {type(optimizer).__name__} makes another update of the same gradients"
-            judge.fail("update", what, cause, failed)
-    cast = [
-        f"'{key}' of '{name}' is {each.dtype}, the parameter {held[name].dtype}"
-        for name, kept in update.state_of(optimizer, held).items()
-        for key, each in kept.items()
-        if isinstance(each, torch.Tensor)
-        and each.is_floating_point()
-        and each.dim()
-        and torch.finfo(each.dtype).eps > torch.finfo(held[name].dtype).eps
-    ]
-    if cast := [each for of_rank in judge.ranks.all_gather(cast) for each in of_rank]:
-        judge.fail("optimizer", cast[0], "its state was cast, or loaded, in a narrower type")
     names = judge.ranks.all_gather(list(held))
     if any(each != names[0] for each in names):
         judge.warn("the optimizers of ranks hold other parameters: these were not compared between ranks")
     else:
-        _check_alike(judge, after, "after")
-
-
-def _is_finite(tensor: torch.Tensor) -> bool:
-    return bool(tensor.isfinite().all())
-
-
-def _by_name(of_calls: Sequence[Sequence[torch.Tensor]]) -> dict[str, torch.Tensor]:
-    return {
-        f"call {number + 1} output {place}": each
-        for number, leaves in enumerate(of_calls)
-        for place, each in enumerate(leaves)
-    }
-
-
-def _as(expected: Tensors, found: Tensors) -> dict[str, torch.Tensor]:
-    return {name: each.to(found[name].dtype) if name in found else each for name, each in expected.items()}
+        _check_alike(judge, Shards.of(held, judge.ranks), held, "after")

@@ -695,8 +695,10 @@ class CountsInAList(Counts):
     counts_in_a_list = 1
 
 
-right(a_state_that_is_a_number=lambda: loop(Counts()))
-not_comparable("not a buffer", a_state_that_is_not_a_buffer=lambda: loop(CountsInAList()))
+right(
+    a_state_that_is_a_number=lambda: loop(Counts()),
+    a_state_in_a_list=lambda: loop(CountsInAList()),  # each call is taken once, as in the loop
+)
 
 
 def closed(optimizer: Any) -> Any:

@@ -76,19 +76,21 @@ class Moments:
         return Moments(self.found, self.of * times * times, self.dot * times)
 
     @property
-    def fit(self) -> Fit | None:
-        """How many times ``of`` was found, the nearest number; None of nothing but zeros.
+    def factor(self) -> float:
+        """How many times ``of`` was found, the nearest number; NaN of nothing but zeros."""
+        return self.dot / self.of if self.of else math.nan
 
-        What is left is known to 1e-8 of the size.
-        """
-        if not self.of:
-            return None
-        left = self.found - self.dot / self.of * self.dot
-        return Fit([self.dot / self.of], math.sqrt(max(0.0, left)), math.sqrt(self.found))
+    @property
+    def left(self) -> float:
+        """The norm of what this leaves, known to 1e-8 of what was found."""
+        return math.sqrt(max(0.0, self.found - self.dot / self.of * self.dot)) if self.of else self.found**0.5
 
 
-def moments(found: torch.Tensor, of: torch.Tensor) -> Moments:
-    """Those of two dense tensors of one shape, on their device, a chunk at a time."""
+def moments(found: torch.Tensor | None, of: torch.Tensor | None) -> Moments:
+    """Those of two dense tensors of one shape, on their device, a chunk at a time; without one it is zero."""
+    if found is None or of is None:
+        both = [each if each is None else moments(each, each).of for each in (found, of)]
+        return Moments(both[0] or 0.0, both[1] or 0.0)
     sums = []
     for pair in tensors.chunks(of, found):
         column = tensors.wide(pair[0])
@@ -101,12 +103,12 @@ def moments(found: torch.Tensor, of: torch.Tensor) -> Moments:
 def multiple(found: Named, of: Named) -> Fit | None:
     """How many times ``of`` the tensors are that both have, the nearest number; None of nothing but zeros."""
     names = [name for name in of if name in found]
-    fitted = sum((moments(found[name], of[name]) for name in names), Moments()).fit
-    if fitted is None:
+    measured = sum((moments(found[name], of[name]) for name in names), Moments())
+    if not measured.of:
         return None
     pairs = [pair for name in names for pair in tensors.chunks(of[name], found[name])]
-    left = (tensors.wide(b).to(a.device) - fitted.factors[0] * tensors.wide(a) for a, b in pairs)
-    return Fit(fitted.factors, _norm(left), fitted.size)
+    left = (tensors.wide(b).to(a.device) - measured.factor * tensors.wide(a) for a, b in pairs)
+    return Fit([measured.factor], _norm(left), math.sqrt(measured.found))
 
 
 def fit(found: Named, columns: Sequence[Named]) -> Fit:
