@@ -1,0 +1,262 @@
+"""Equal: an optimizer like the loop's, which steps copies of parameters, and how such a one works.
+
+kind_of   on the first step: does it mix parameters, and is the update of a shard the shard of the update?
+updated   one step, from copies
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from dpexp.config.errors import NotComparableError
+from dpexp.verification.compare import Limits
+from dpexp.verification.rounding import OtherwiseRounded
+from dpexp.watch.calls import full
+from dpexp.watch.ranks import LoopRanks
+from dpexp.watch.replay import Narrowest
+from dpexp.watch.shards import Shards, own
+
+Parameters = Mapping[str, nn.Parameter]
+Tensors = Mapping[str, torch.Tensor]
+
+_PLAIN = (int, float, str, tuple, torch.dtype, type(None))
+
+LAST_BITS = 2
+"""Last bits by which a number of a parameter may differ after a decay of it and an addition to it."""
+TRIED, AGREE = 10, 1e-4
+"""So many steps tell how an optimizer works: one that estimates its rate, as Prodigy does, begins to change
+it after some. Changes that agree differ by so much of themselves."""
+_CHUNK = 2**22
+
+
+@dataclass(frozen=True)
+class Given:
+    """Copies of what one parameter steps from."""
+
+    parameter: torch.Tensor
+    gradient: torch.Tensor | None
+    state: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How an optimizer computes its update.
+
+    ``mixes``: that of a parameter depends on others. ``on_full`` are the names of those where the update of
+    the shards is not the shards of the update, and ``magnifies`` where it magnifies rounding. ``limits`` are
+    those of the narrowest type in it.
+    """
+
+    mixes: bool
+    on_full: frozenset[str]
+    magnifies: frozenset[str]
+    limits: Limits
+
+
+def kind_of(optimizer: torch.optim.Optimizer, held: Parameters, shards: Shards, ranks: LoopRanks) -> Kind:
+    """Try it on copies of small parameters, with random numbers; every rank must call this before the step.
+
+    Raises NotComparableError for an optimizer that draws random numbers, and for one whose copy could step
+    the loop's own parameters.
+    """
+    classes = _classes(optimizer, held)
+    tried = [name for names in classes.values() for name in _smallest(held, names)]
+    given = {
+        name: _random(held[name], number, state_of(optimizer, held[name], full))
+        for number, name in enumerate(tried)
+    }
+    gradients = (each.grad for each in held.values() if each.grad is not None)
+    narrowest = Narrowest([*held.values(), *gradients])  # Muon computes in bfloat16
+
+    def after(some: Mapping[str, Given], draw: int | None = None) -> dict[str, torch.Tensor]:
+        return updated(optimizer, held, some, is_tried=True, draw=draw)
+
+    def alone() -> dict[str, torch.Tensor]:
+        with narrowest:
+            return {name: after({name: each})[name] for name, each in given.items()}
+
+    def mixes() -> bool:
+        if _agree(given, together := after(given), apart):
+            return False
+        if not _agree(given, after(given), together):
+            raise NotComparableError(f"{type(optimizer).__name__} draws random numbers")
+        return True
+
+    def is_of_shards(name: str) -> bool:
+        of_full = given[name].parameter, given[name].gradient
+        parameter, gradient = (shards.cut(name, each).clone() for each in of_full if each is not None)
+        shard = {name: Given(parameter, gradient, state_of(optimizer, held[name], own))}
+        return _agree(shard, after(shard), {name: shards.cut(name, apart[name])})
+
+    def is_exact(name: str) -> bool:
+        some = {name: replace(given[name], gradient=_of_rank_one(given[name].gradient))}
+        return _agree(some, after(some, draw=0), after(some))
+
+    def unlike(is_like: Callable[[str], bool]) -> frozenset[str]:
+        """All names of the classes in which one is not so on any rank."""
+        own_ones = ranks.together(lambda: [name for name in given if not is_like(name)])
+        found = {name for of_rank in ranks.all_gather(own_ones) for name in of_rank}
+        return frozenset(name for names in classes.values() if found.intersection(names) for name in names)
+
+    apart = ranks.together(alone)
+    is_mixed = any(ranks.all_gather(ranks.together(mixes)))
+    on_full = unlike(lambda name: not splits(held[name]) or is_of_shards(name))
+    return Kind(is_mixed, on_full, unlike(is_exact), narrowest.limits)
+
+
+def _classes(optimizer: torch.optim.Optimizer, held: Parameters) -> dict[Any, list[str]]:
+    """The names of parameters of one group, number of dimensions and placement."""
+    classes: dict[Any, list[str]] = {}
+    numbers = {
+        id(each): number for number, group in enumerate(optimizer.param_groups) for each in group["params"]
+    }
+    for name, each in held.items():
+        key = numbers[id(each)], each.dim(), str(getattr(each, "placements", ""))
+        classes.setdefault(key, []).append(name)
+    return classes
+
+
+def _smallest(held: Parameters, names: Sequence[str]) -> list[str]:
+    """Two that can step, if possible of those that every rank has a part of."""
+
+    def size(name: str) -> tuple[bool, int]:
+        each = held[name]
+        return any(each.shape[dimension] < parts for dimension, parts in splits(each)), each.numel()
+
+    able = (name for name in names if held[name].grad is not None or splits(held[name]))
+    return sorted((name for name in able if held[name].numel()), key=size)[:2]
+
+
+def splits(parameter: Any) -> list[tuple[int, int]]:
+    """In which dimensions a DTensor is split, and into how many parts."""
+    if not hasattr(parameter, "placements"):
+        return []
+    pairs = zip(parameter.placements, parameter.device_mesh.shape, strict=True)
+    return [(each.dim, parts) for each, parts in pairs if parts > 1 and hasattr(each, "dim")]
+
+
+def _random(parameter: nn.Parameter, seed: int, state: dict[str, Any]) -> Given:
+    """Full tensors that are the same on every rank, and larger ones towards the end of each dimension."""
+    rng = torch.Generator().manual_seed(seed)
+
+    def of(shape: torch.Size) -> torch.Tensor:
+        made = torch.randn(shape, generator=rng)
+        for dimension, length in enumerate(shape):
+            made.mul_(torch.linspace(1, 2, length).reshape(-1, *[1] * (len(shape) - dimension - 1)))
+        return made.to(parameter.device, parameter.dtype)
+
+    gradient, like = of(parameter.shape).mul_(1 + seed % 3), parameter.grad
+    if like is not None and like.is_sparse:
+        gradient = like.detach().coalesce().clone()
+        gradient.values().copy_(of(gradient.values().shape))
+    return Given(of(parameter.shape), gradient, state)
+
+
+def _of_rank_one(gradient: Any) -> Any:
+    """As those of few rows are: what orthogonalizes it magnifies the rounding in all other directions."""
+    if gradient.is_sparse or gradient.dim() < 2:
+        return gradient
+    rows = gradient.flatten(1)
+    return (rows[:, :1] * rows[:1]).reshape(gradient.shape)
+
+
+def _agree(given: Mapping[str, Given], found: Tensors, expected: Tensors) -> bool:
+    def near(name: str, right: torch.Tensor) -> bool:
+        rounding = 4 * LAST_BITS * torch.finfo(right.dtype).eps * norm(right)
+        return apart_by(found[name], right) <= rounding + AGREE * apart_by(right, given[name].parameter)
+
+    return all(near(name, expected[name]) for name in given)
+
+
+# --- a step ---
+
+
+def state_of(
+    optimizer: torch.optim.Optimizer, parameter: nn.Parameter, of: Callable[[torch.Tensor], torch.Tensor]
+) -> dict[str, Any]:
+    """Copies of what the optimizer keeps of a parameter."""
+    return {
+        key: of(value).clone() if isinstance(value, torch.Tensor) else copy.deepcopy(value)
+        for key, value in optimizer.state.get(parameter, {}).items()
+    }
+
+
+def updated(
+    optimizer: torch.optim.Optimizer,
+    held: Parameters,
+    given: Mapping[str, Given],
+    *,
+    is_tried: bool = False,
+    draw: int | None = None,
+) -> dict[str, torch.Tensor]:
+    """The parameters by name that an equal optimizer makes of copies of these; a ``draw`` rounds otherwise.
+
+    ``is_tried``: it takes several steps, at a rate of 1, so that a warm-up hides nothing. Raises
+    NotComparableError for an optimizer whose copy could step the loop's own parameters.
+    """
+    given = copy.deepcopy(dict(given)) if is_tried or draw is not None else given
+    parameters = {name: nn.Parameter(each.parameter) for name, each in given.items()}
+    for name, each in parameters.items():
+        each.grad = given[name].gradient
+    by_id = {id(held[name]): each for name, each in parameters.items()}
+    equal, groups = _copy_without_hooks(optimizer), optimizer.param_groups
+    members = [[by_id[id(each)] for each in group["params"] if id(each) in by_id] for group in groups]
+    equal.param_groups = [
+        {**copy.deepcopy({**group, "params": []}), "params": some}
+        for group, some in zip(groups, members, strict=True)
+        if some
+    ]
+    if is_tried:
+        for group in equal.param_groups:
+            rate = group.get("lr")
+            group |= {"lr": torch.ones_like(rate) if isinstance(rate, torch.Tensor) else 1.0}
+    kept: dict[Any, Any] = {parameters[name]: each.state for name, each in given.items() if each.state}
+    of_all = (key for key in optimizer.state if not isinstance(key, torch.Tensor))
+    equal.state = defaultdict(dict, kept | {key: copy.deepcopy(optimizer.state[key]) for key in of_all})
+    with nullcontext() if draw is None else OtherwiseRounded(draw):
+        for _ in range(TRIED if is_tried else 1):
+            type(equal).step(equal)  # an LR scheduler has put another step on the instance
+    return {name: each.detach() for name, each in parameters.items()}
+
+
+def _copy_without_hooks(optimizer: torch.optim.Optimizer) -> Any:
+    """One like it, with its attributes. The loop's gradients are not scaled any more."""
+    equal: Any = copy.copy(optimizer)
+    for key, value in vars(optimizer).items():
+        if key in vars(equal) or key in ("step", "grad_scale", "found_inf"):
+            continue
+        if not isinstance(value, _PLAIN):
+            raise NotComparableError(
+                f"{type(optimizer).__name__} has '{key}' of type {type(value).__name__}, by which a copy "
+                "could step the loop's own parameters"
+            )
+        setattr(equal, key, value)
+    return equal
+
+
+# --- norms ---
+
+
+def norm(tensor: torch.Tensor) -> float:
+    """That of the finite numbers."""
+    wide = torch.promote_types(tensor.dtype, torch.float32)
+    return float(torch.linalg.vector_norm(tensor.nan_to_num(0, 0, 0), dtype=wide))
+
+
+def apart_by(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """``||found - expected||``; NaN where one side only is NaN, and equal are the same infinities."""
+    wide, squares = torch.promote_types(found.dtype, torch.float32), 0.0
+    pairs = zip(*(torch.split(each.reshape(-1), _CHUNK) for each in (found, expected)), strict=True)
+    for a, b in pairs:
+        off = (a.to(wide) - b.to(wide)).masked_fill_((a == b) | (a.isnan() & b.isnan()), 0)
+        squares += float(torch.linalg.vector_norm(off)) ** 2
+    return math.sqrt(squares)
