@@ -30,7 +30,8 @@ from dpexp.data.rng import random_state, set_random_state
 from dpexp.record.journal import WATCH_STRATEGY
 from dpexp.strategies.modules import child_name, named_buffers, named_parameters, parts
 from dpexp.strategies.placed import full_output
-from dpexp.watch.graph import Walk, edges, mark, marked, new_in, walk
+from dpexp.watch.clones import Clones
+from dpexp.watch.graph import Walk, edges, mark, marked, modules_in, new_in, walk
 from dpexp.watch.hooks import Hook, RootHook
 
 NOT_OF_PROGRAM = str(Path(torch.__file__).parent), str(Path(__file__).parents[1])
@@ -232,6 +233,7 @@ class LoopCalls:
         self._of_loss: list[_Seen] = []
         self._penalties: list[Penalty] = []
         self._order, self._lock, self._thread = itertools.count(), threading.Lock(), _Thread()
+        self._clones = Clones()
         self._has_stepped, self._open, self._last = False, 0, -1
         self._walk: Walk | None = None
         self._pass = ""
@@ -323,6 +325,7 @@ class LoopCalls:
         self._of_model = [each for each in self._of_model if not each.gradients]
         self._of_loss = [each for each in self._of_loss if not each.gradients]
         self._penalties, self.passes, self.is_by_grad = [], 0, False
+        self._clones.prune()
         self._has_stepped, self._versions, self._noted, self.is_edited = False, (), (), False
         self.windows += 1
 
@@ -369,7 +372,7 @@ class LoopCalls:
             return None, inputs
         call = Call(
             "",
-            detached_copy(inputs),
+            self._clones.of_tree(inputs),
             next(self._order),
             Autocast.now(_kind(inputs)),
             function=function,
@@ -424,11 +427,11 @@ class LoopCalls:
         parallel = getattr(DistributedDataParallel, "_active_ddp_module", None)
         for hook, _ in getattr(parallel, "_comm_hooks", ()):
             self.hook = getattr(hook, "__name__", type(hook).__name__)
-        kind = _kind(inputs, module.parameters())
+        kind = _kind(inputs, _parameters(module))
         on = next((each.device for each in tensors.walk(inputs)), devices.HOST)
         call = Call(
             name,
-            detached_copy(inputs),
+            self._clones.of_tree(inputs),
             next(self._order),
             Autocast.now(kind),
             devices.label(device or on),
@@ -438,7 +441,7 @@ class LoopCalls:
             feeds_back=any(each.grad_fn is not None for each in tensors.walk(inputs)),
             random=RandomState.now(kind),
             attributes={each.name: _plain(each.module) for each in parts(module)},
-            buffers={key: full(each).clone() for key, each in named_buffers(module).items()},
+            buffers={key: self._clones.of(full(each)) for key, each in named_buffers(module).items()},
         )
         if not is_replica:
             new_in(module)
@@ -462,7 +465,7 @@ class LoopCalls:
         leaves = [*tensors.walk(outputs), *left.values()]
         seen.call = replace(
             seen.call,
-            leaves=[each.detach().clone() for each in leaves],
+            leaves=[*map(self._clones.of, leaves)],
             left=list(left),
             drawn=RandomState.now(seen.call.autocast.kind),
         )
@@ -490,7 +493,7 @@ class LoopCalls:
         """Parameters of a window are written by its last step only; those of FSDP are gathered in place."""
         if hasattr(self._model, "_get_fsdp_state"):
             return
-        versions = tuple(each._version for each in self._model.parameters())
+        versions = tuple(each._version for each in _parameters(self._model))
         if self._has_stepped or not any(each.gradients for each in self._of_model):
             self._versions = versions
         elif self._versions and versions != self._versions:
@@ -536,13 +539,13 @@ class LoopCalls:
 
     def _gradients(self) -> Sequence[Any]:
         """Which tensors the gradients are, and how often they were written to."""
-        grads = (each.grad for each in self._model.parameters())
+        grads = (each.grad for each in _parameters(self._model))
         return [None if each is None else (id(each), each._version) for each in grads]
 
     def _kind_of_pass(self, inputs: Any, is_backward: bool) -> str:
         if inputs is None:
             return "backward"
-        own = {id(each) for each in self._model.parameters()}
+        own = {id(each) for each in _parameters(self._model)}
         if not any(id(each) in own for each in tensors.walk(inputs)):
             return "of others"
         return "backward" if is_backward else "grad"
@@ -564,7 +567,7 @@ class LoopCalls:
         if not (found.leaves or own or found.enters):
             return
         with self._lock:  # gradients that were clipped after the last pass are gone: of a norm too large
-            is_skipped = self.was_clipped and all(each.grad is None for each in self._model.parameters())
+            is_skipped = self.was_clipped and all(each.grad is None for each in _parameters(self._model))
             if self._has_stepped or is_skipped:
                 self._begin_window()
         self.passes += 1
@@ -626,8 +629,9 @@ class LoopCalls:
         with self._lock:
             if self._has_stepped:
                 self._begin_window()
-            known, found = seen.gradients.get(place), gradient.detach()
-            seen.gradients[place] = found.clone() if known is None else known + found
+            known = seen.gradients.get(place)
+            new = self._clones.of(gradient) if known is None else known + gradient.detach()
+            seen.gradients[place] = new
             seen.backward = seen.backward or self.passes
 
 
@@ -651,10 +655,20 @@ def _places() -> tuple[int, int]:
     return own, zlib.crc32("\n".join(lines).encode())
 
 
+_NUMBERS = (int, float)
+"""A tuple is checked several times as fast as a union; a bool is an int."""
+
+
+def _parameters(module: nn.Module) -> list[nn.Parameter]:
+    """As ``module.parameters()``, without their names, which take most of its time."""
+    some = (own for part in modules_in(module) for own in part._parameters.values() if own is not None)
+    return list(dict.fromkeys(some))
+
+
 def _plain(module: nn.Module) -> dict[str, Any]:
     """Attributes that are numbers or flags, which a loop may change, and a forward may count in."""
     items = vars(module).items()
-    return {key: each for key, each in items if isinstance(each, bool | int | float) and key[:4] != "_is_"}
+    return {key: each for key, each in items if isinstance(each, _NUMBERS) and key[:4] != "_is_"}
 
 
 def _sequence() -> int:

@@ -22,7 +22,9 @@ from dpexp import tensors
 
 Node = Any
 """A function of autograd."""
-_NOT_KEPT = ("_parameters", "_buffers", "_modules")
+_OF_MODULES = frozenset(vars(nn.Module()))
+"""What every module has: its parameters, buffers, parts and hooks are not kept by a forward."""
+_HOLDERS = (torch.Tensor, list, tuple, dict)
 _KNOWN = "dpexp.watch known"
 """That of the marks of tensors that are outputs, or were seen in attributes."""
 
@@ -115,20 +117,32 @@ def walk(
     return found
 
 
+def modules_in(module: nn.Module) -> list[nn.Module]:
+    """The module and its parts, each once."""
+    found, known = [module], {module}
+    for part in found:
+        for child in part._modules.values():
+            if child is not None and child not in known:
+                known.add(child)
+                found.append(child)
+    return found
+
+
 def new_in(module: nn.Module, outputs: Any = ()) -> dict[str, torch.Tensor]:
     """What a forward has left in attributes of the module and its parts, as some keep an auxiliary loss: by
     path the tensors with a gradient that were not there at the last call, and are no ``outputs``.
     """
     for each in tensors.walk(outputs):
         mark(each, _KNOWN, True)
-    found = {}
-    for name, part in module.named_modules():
+    found, names = {}, dict[nn.Module, str]()
+    for part in modules_in(module):
         for attribute, value in vars(part).items():
-            if not isinstance(value, torch.Tensor | list | tuple | dict) or attribute in _NOT_KEPT:
+            if attribute in _OF_MODULES or not isinstance(value, _HOLDERS):
                 continue
             some = (each for each in tensors.walk(value) if each.grad_fn is not None)
             new = [each for each in some if each.output_nr not in marks(each.grad_fn, _KNOWN)]
             for place, each in enumerate(new):
                 mark(each, _KNOWN, True)
-                found[f"{name}.{attribute}[{place}]"] = each
+                names = names or {part: name for name, part in module.named_modules()}
+                found[f"{names[part]}.{attribute}[{place}]"] = each
     return found

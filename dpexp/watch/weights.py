@@ -313,7 +313,7 @@ class Weighing:
             return copied_module(function).cpu() if isinstance(function, nn.Module) else function
 
         def value(inputs: Any) -> float:
-            args, kwargs = devices.move(inputs, devices.HOST)
+            args, kwargs = detached_copy(devices.move(inputs, devices.HOST))  # it may write to them
             function = on_host()
             with torch.no_grad(), alone(), autocast.entered():
                 return float(scalar_of(function(*args, **kwargs)))
