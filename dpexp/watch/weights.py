@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import product
 from typing import Any
@@ -21,18 +21,18 @@ from typing import Any
 import torch
 from torch import nn
 
-from dpexp import devices, tensors
+from dpexp import devices
 from dpexp.config.errors import NotComparableError
 from dpexp.copies import copied_module
 from dpexp.verification.alone import alone
 from dpexp.verification.diagnosis.patterns import multiple, scalings
+from dpexp.watch.averages import Known, Value, decided, form, measured
 from dpexp.watch.calls import Call, Window, detached_copy
-from dpexp.watch.counts import ROWS, Counted, count, counted_alike, scalar_of, shares_of, totals
+from dpexp.watch.counts import Average, Counted, counted_alike, scalar_of, shares_of, totals
+from dpexp.watch.factors import factors_of, joined, of_each
 from dpexp.watch.ranks import LoopRanks
 from dpexp.watch.replay import Replay
 
-APART = 1e-4
-"""A gradient so far from every multiple of another has another direction."""
 SAME = 1e-3
 """Factors that differ by less are the same, but for rounding."""
 DRIFT = 0.02
@@ -54,7 +54,8 @@ class Weighed:
     ``is_known``: the loss of all rows, computed alone, is that of the loop. ``times`` are the scales that the
     gradients may have beside 1; ``is_free``: any one, since the loop says what its loss is divided by, unless
     it is one of the usual errors. Where losses are not ``is_whole`` the loop may differentiate a multiple of
-    them; ``unknown`` says why that one cannot be told from a usual error.
+    them; ``unknown`` says why that one cannot be told from a usual error. ``rules`` are what the terms were
+    found to average over, which the next step may take as known.
     """
 
     factors: Sequence[float]
@@ -69,6 +70,7 @@ class Weighed:
     is_free: bool = False
     is_whole: bool = True
     unknown: str = ""
+    rules: Mapping[str, Known] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,7 @@ class Term:
     """The losses of one place in every backward pass: ``own`` are this rank's, by their number.
 
     ``factors`` are those of this rank, ``everywhere`` those of all ranks that count: of the loss times its
-    ``coefficient``, where that is known.
+    ``coefficient``, where that is known. ``rule``: what it averages over, where that is beyond doubt.
     """
 
     own: Sequence[int]
@@ -87,6 +89,7 @@ class Term:
     apart: float
     is_known: bool
     coefficient: float | None
+    rule: Known | None = None
 
 
 def unweighed(window: Window) -> Weighed:
@@ -95,10 +98,20 @@ def unweighed(window: Window) -> Weighed:
 
 
 class Weighing:
-    """What the loop counts in one step. ``weight`` is the user's. ``counted`` are the ranks that count."""
+    """What the loop counts in one step. ``weight`` is the user's. ``counted`` are the ranks that count.
 
-    def __init__(self, weight: Any, ranks: LoopRanks, replay: Replay, counted: Sequence[int]) -> None:
-        self._weight, self._ranks, self._replay = weight, ranks, replay
+    ``known`` are the rules of the step before.
+    """
+
+    def __init__(
+        self,
+        weight: Any,
+        ranks: LoopRanks,
+        replay: Replay,
+        counted: Sequence[int],
+        known: Mapping[str, Known] | None = None,
+    ) -> None:
+        self._weight, self._ranks, self._replay, self._known = weight, ranks, replay, known or {}
         self._chosen, self._of = sorted(set(counted)), counted[ranks.rank]
         self._within = SAME
 
@@ -112,11 +125,12 @@ class Weighing:
         by_rank = self._ranks.all_gather(objectives)
         chosen = [each for rank in self._chosen for each in by_rank[rank]]
         passes = max(len(by_rank[rank]) for rank in self._chosen)
-        terms = [
-            self._term(losses, [place for place, key in enumerate(keys) if key == name])
+        terms = {
+            name: self._term(losses, [place for place, key in enumerate(keys) if key == name], name)
             for name in sorted(frozenset[str]().union(*chosen))
-        ]
-        return self._weighed(window, losses, terms, len(set(chosen)) > 1, passes)
+        }
+        weighed = self._weighed(window, losses, [*terms.values()], len(set(chosen)) > 1, passes)
+        return replace(weighed, rules={name: each.rule for name, each in terms.items() if each.rule})
 
     def _weighed(
         self, window: Window, losses: Sequence[Call], terms: Sequence[Term], is_mixed: bool, passes: int
@@ -179,19 +193,46 @@ class Weighing:
 
     # --- one term ---
 
-    def _term(self, losses: Sequence[Call], places: Sequence[int]) -> Term:
-        """Every rank must call this for the same terms in the same order."""
+    def _term(self, losses: Sequence[Call], places: Sequence[int], name: str) -> Term:
+        """Every rank must call this for the same terms in the same order.
+
+        A rule that was not measured on all calls is taken where nothing speaks against it: else all are.
+        """
         own, ranks = [losses[place] for place in places], self._ranks
-        counted = self._counted(own)
+        pairs = [(each, self._value(each)) for each in own]
+        known = self._known.get(name) if self._weight is None else None
+        if known is not None and known.covers(own, ranks):
+            term = self._counted_as(places, own, self._shares(own, known.average))
+            is_same = are_alike([_mean(term.everywhere), known.factor], self._within)
+            if self._is_as_if_right(term) and (is_same or term.counted.is_free):
+                return replace(term, rule=known)
+        if self._weight is None and (average := decided(pairs, ranks)) is not None:
+            term = self._counted_as(places, own, self._shares(own, average))
+            if self._is_as_if_right(term):
+                forms = frozenset(map(form, own))
+                return replace(term, rule=Known(average, forms, _mean(term.everywhere)))
+        return self._counted_as(places, own, self._counted(own, pairs), may_join=True)
+
+    def _is_as_if_right(self, term: Term) -> bool:
+        return not term.apart and are_alike(term.everywhere, self._within)
+
+    def _shares(self, own: Sequence[Call], average: Average) -> Counted:
+        return shares_of([each.inputs for each in own], average, self._ranks, self._chosen)
+
+    def _counted_as(
+        self, places: Sequence[int], own: Sequence[Call], counted: Counted, may_join: bool = False
+    ) -> Term:
+        ranks = self._ranks
         if not any(ranks.all_gather(any(each.function is not None for each in own))):
             assert counted.shares is not None
-            pairs = zip(own, counted.shares, strict=True)
+            of_calls = zip(own, counted.shares, strict=True)
             factors = [
-                float(call.gradients[scalar_place(call) or 0]) / (share or math.nan) for call, share in pairs
+                float(call.gradients[scalar_place(call) or 0]) / (share or math.nan)
+                for call, share in of_calls
             ]
-            apart, joined = 0.0, math.nan
+            apart, of_all = 0.0, math.nan
         else:
-            factors, apart, joined, counted = self._fitted(own, counted)
+            factors, apart, of_all, counted = self._fitted(own, counted, may_join)
         by_rank = ranks.all_gather((factors, apart))
         known = [each for of_rank, _ in by_rank for each in of_rank if math.isfinite(each) and each]
         like = known[0] if known else 1.0  # a loss without a gradient has the factor of the others
@@ -203,7 +244,7 @@ class Weighing:
             whole = [[each / coefficient for each in of_rank] for of_rank in whole]
         everywhere = [each for rank in self._chosen for each in whole[rank]]
         cause = self._cause(own, whole, counted)
-        is_known = all(math.isclose(_value_of(each), joined, rel_tol=1e-3) for each in own)
+        is_known = all(math.isclose(_value_of(each), of_all, rel_tol=1e-3) for each in own)
         return Term(
             places,
             whole[ranks.rank],
@@ -222,35 +263,39 @@ class Weighing:
         known = [each for each in found if each]
         return known[0] if known and len(known) == len(found) and are_alike(known, self._within) else None
 
-    def _fitted(self, own: Sequence[Call], counted: Counted) -> tuple[list[float], float, float, Counted]:
+    def _fitted(
+        self, own: Sequence[Call], counted: Counted, may_join: bool
+    ) -> tuple[list[float], float, float, Counted]:
         """The factors of losses, how far one is from any multiple, the loss of all rows if that is computed,
         and what each call counts.
 
         Where factors differ by a rule that was measured on each call alone, the rows of all calls together
         say them, if these can be joined.
         """
-        ranks, joined, alone, value = self._ranks, None, None, math.nan
+        ranks, value = self._ranks, math.nan
         if counted.shares is None:
-            joined, value = self._joined(own)
-            factors, apart = _factors(own, joined)
+            of_all, value = joined(own, ranks, self._chosen, self._of)
+            factors, apart = factors_of(own, of_all)
         else:
-            alone = self._alone(own)
-            factors, apart = _factors(own, alone, counted.shares)
+            factors, apart = ranks.together(lambda: factors_of(own, of_each(own), counted.shares))
         everywhere = [each for of_rank in ranks.all_gather(factors) for each in of_rank]
         of_rule = factors, apart, value, counted
-        if self._weight is not None or counted.is_free or are_alike(everywhere, self._within):
+        is_measured = may_join and self._weight is None and not counted.is_free
+        if not is_measured or are_alike(everywhere, self._within):
             return of_rule
         try:
-            joined = self._joined(own)[0] if joined is None else joined
-            alone = self._alone(own) if alone is None else alone
+            if counted.shares is not None:
+                of_all, _ = joined(own, ranks, self._chosen, self._of)
+            shares = ranks.together(
+                lambda: [multiple(one, all_) for one, all_ in zip(of_all, of_each(own), strict=True)]
+            )
         except NotComparableError:
             return of_rule
-        shares = [multiple(one, all_) for one, all_ in zip(joined, alone, strict=True)]
         if any(ranks.all_gather(any(each is None for each in shares))):
             return of_rule
         found = [each.factors[0] for each in shares if each is not None]
         rule = counted.rule if counted.shares is not None else "weights"
-        return *_factors(own, joined), value, Counted(found, rule, is_joined=True)
+        return *factors_of(own, of_all), value, Counted(found, rule, is_joined=True)
 
     def _cause(self, own: Sequence[Call], factors: Sequence[Sequence[float]], counted: Counted) -> str:
         """Which known rule the loop follows where a single device follows another; empty if none."""
@@ -290,8 +335,8 @@ class Weighing:
             return f"{of} are weighted by their rows, and the loss averages over {what} {instead}"
         return ""
 
-    def _counted(self, own: Sequence[Call]) -> Counted:
-        """What each loss counts in that of all rows."""
+    def _counted(self, own: Sequence[Call], pairs: Sequence[tuple[Call, Value]]) -> Counted:
+        """What each loss counts in that of all rows: as the user says, or measured on all calls."""
         weight, ranks = self._weight, self._ranks
         if callable(weight):
             counts = ranks.together(
@@ -301,9 +346,16 @@ class Weighing:
             return Counted([each / total if total else 0.0 for each in counts], "weights")
         if weight == "sum":
             return Counted([1.0] * len(own), "sum")
-        return shares_of(own, [self._value(each) for each in own], ranks, self._chosen)
+        if (average := measured(pairs, ranks, self._chosen)) is not None:
+            return self._shares(own, average)
+        if any(ranks.all_gather(any(each.function is None for each in own))):
+            raise NotComparableError(
+                "the loss inside the model is not a mean over rows or labels, nor a sum: state weight=, "
+                "a function of the model's inputs"
+            )
+        return Counted(None, "")
 
-    def _value(self, call: Call) -> Callable[[Any], float]:
+    def _value(self, call: Call) -> Value:
         """The loss as a function of inputs, on the host, where labels that it does not know raise."""
         loss, autocast = call.function, call.autocast._replace(kind="cpu")
 
@@ -320,71 +372,6 @@ class Weighing:
 
         return value
 
-    # --- the gradient of the loss of all rows ---
-
-    def _alone(self, losses: Sequence[Call]) -> list[dict[int, torch.Tensor]]:
-        """At the arguments of each call of this rank, of its own loss."""
-        return self._ranks.together(lambda: [_gradient([call])[0][0] for call in losses])
-
-    def _joined(self, losses: Sequence[Call]) -> tuple[list[dict[int, torch.Tensor]], float]:
-        """At the arguments of each call of this rank, of the loss of all rows as one batch; and this."""
-        ranks = self._ranks
-        needed = [
-            Call("", devices.move(each.inputs, devices.HOST), each.order, each.autocast, wanted=each.wanted)
-            for each in losses
-        ]
-        by_rank = ranks.all_gather(needed)
-        function = losses[0].function if losses else None
-        together = [replace(call, function=function) for rank in self._chosen for call in by_rank[rank]]
-        first = sum(len(by_rank[rank]) for rank in self._chosen if rank < self._of)
-        found, value = ranks.together(lambda: _gradient(together) if losses else ([], math.nan))
-        return found[first : first + len(losses)], value
-
-
-def _gradient(calls: Sequence[Call]) -> tuple[list[dict[int, torch.Tensor]], float]:
-    """At the arguments of each of the calls, of the loss of their rows; and this."""
-    trees = [detached_copy(call.inputs) for call in calls]
-    leaves = [[*tensors.walk(tree)] for tree in trees]
-    for call, of_call in zip(calls, leaves, strict=True):
-        for each, wanted in zip(of_call, call.wanted, strict=True):
-            each.requires_grad_(wanted)
-    try:
-        args, kwargs = trees[0] if len(trees) == 1 else tensors.concatenated(trees, of_batches=True)
-    except ValueError as error:
-        raise NotComparableError(
-            f"{error} among the loss's arguments of the calls: {STATE_WEIGHT}"
-        ) from error
-    rows = [count(ROWS, tree) for tree in trees]
-    first = [  # what is no batch, as the weights of classes, is that of one call
-        one[0] if one[0].dim() and not one[0].requires_grad and _is_constant(one, rows) else both
-        for one, both in zip(zip(*leaves, strict=True), tensors.walk((args, kwargs)), strict=True)
-    ]
-    args, kwargs = _with_leaves((args, kwargs), first)
-    loss = calls[0].function
-    function: Any = copied_module(loss) if isinstance(loss, nn.Module) else loss
-    ends = [each for of_call in leaves for each in of_call if each.requires_grad]
-    with alone(), calls[0].autocast.entered():  # a module may keep something from call to call
-        value = scalar_of(function(*args, **kwargs))
-    with alone():
-        gradients = torch.autograd.grad(value, ends, allow_unused=True) if ends else ()
-    found = {id(each): gradient for each, gradient in zip(ends, gradients, strict=True)}
-    by_call = [
-        {place: found[id(each)] for place, each in enumerate(of_call) if found.get(id(each)) is not None}
-        for of_call in leaves
-    ]
-    return by_call, float(value.detach())
-
-
-def _is_constant(of_calls: Sequence[torch.Tensor], rows: Sequence[float]) -> bool:
-    """Whether a tensor is the same in all calls, which have other numbers of rows."""
-    is_batch = all(len(each) == number for each, number in zip(of_calls, rows, strict=True))
-    return not is_batch and all(torch.equal(each, of_calls[0]) for each in of_calls)
-
-
-def _with_leaves(tree: Any, leaves: Sequence[torch.Tensor]) -> Any:
-    following = iter(leaves)
-    return tensors.map_tensors(lambda _: next(following), tree)
-
 
 def rounding_of(calls: Sequence[Call]) -> float:
     """How far a factor may be off by the rounding of gradients, of the narrowest type."""
@@ -395,6 +382,16 @@ def rounding_of(calls: Sequence[Call]) -> float:
 def are_alike(numbers: Sequence[float], within: float) -> bool:
     """Whether they are the same but for rounding."""
     return not numbers or _spread(numbers) < within
+
+
+def _spread(numbers: Sequence[float]) -> float:
+    return (max(numbers) - min(numbers)) / (max(map(abs, numbers)) or 1.0)
+
+
+def shown(numbers: Sequence[float]) -> str:
+    """Three digits of each of the first."""
+    some = ", ".join(f"{each:.3g}" for each in numbers[:8])
+    return some + ", …" * (len(numbers) > 8)
 
 
 def scalar_place(call: Call) -> int | None:
@@ -447,33 +444,5 @@ def _value_of(call: Call) -> float:
     return math.nan if place is None else float(call.leaves[place])
 
 
-def _factors(
-    losses: Sequence[Call],
-    expected: Sequence[Mapping[int, torch.Tensor]],
-    shares: Sequence[float] | None = None,
-) -> tuple[list[float], float]:
-    """The factor of each, and how far a gradient of the loop is from any multiple of the expected one."""
-    factors, apart = [], 0.0
-    for call, of_call, share in zip(losses, expected, shares or [1.0] * len(losses), strict=True):
-        fitted = multiple(call.gradients, of_call) if share else None
-        factors.append(math.nan if fitted is None else fitted.factors[0] / share)
-        if fitted is not None and fitted.apart > APART:
-            eps = max(
-                torch.finfo(each.dtype).eps for place, each in of_call.items() if place in call.gradients
-            )
-            apart = max(apart, fitted.apart if fitted.apart > 100 * eps else 0.0)
-    return factors, apart
-
-
-def _spread(numbers: Sequence[float]) -> float:
-    return (max(numbers) - min(numbers)) / (max(map(abs, numbers)) or 1.0)
-
-
 def _mean(numbers: Sequence[float]) -> float:
     return sum(numbers) / len(numbers)
-
-
-def shown(numbers: Sequence[float]) -> str:
-    """Three digits of each of the first."""
-    some = ", ".join(f"{each:.3g}" for each in numbers[:8])
-    return some + ", …" * (len(numbers) > 8)
