@@ -11,7 +11,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -77,8 +77,8 @@ def kind_of(optimizer: torch.optim.Optimizer, held: Parameters, shards: Shards, 
     gradients = (each.grad for each in held.values() if each.grad is not None)
     narrowest = Narrowest([*held.values(), *gradients])  # Muon computes in bfloat16
 
-    def after(some: Mapping[str, Given], draw: int | None = None) -> dict[str, torch.Tensor]:
-        return updated(optimizer, held, some, is_tried=True, draw=draw)
+    def after(some: Mapping[str, Given]) -> dict[str, torch.Tensor]:
+        return updated(optimizer, held, some, tried=TRIED)
 
     def alone() -> dict[str, torch.Tensor]:
         with narrowest:
@@ -98,8 +98,8 @@ def kind_of(optimizer: torch.optim.Optimizer, held: Parameters, shards: Shards, 
         return _agree(shard, after(shard), {name: shards.cut(name, apart[name])})
 
     def is_exact(name: str) -> bool:
-        some = {name: replace(given[name], gradient=_of_rank_one(given[name].gradient))}
-        return _agree(some, after(some, draw=0), after(some))
+        some = {name: _of_rank_one(given[name])}
+        return _agree(some, *(updated(optimizer, held, some, tried=1, draw=draw) for draw in (0, None)))
 
     def unlike(is_like: Callable[[str], bool]) -> frozenset[str]:
         """All names of the classes in which one is not so on any rank."""
@@ -161,12 +161,17 @@ def _random(parameter: nn.Parameter, seed: int, state: dict[str, Any]) -> Given:
     return Given(of(parameter.shape), gradient, state)
 
 
-def _of_rank_one(gradient: Any) -> Any:
-    """As those of few rows are: what orthogonalizes it magnifies the rounding in all other directions."""
-    if gradient.is_sparse or gradient.dim() < 2:
-        return gradient
-    rows = gradient.flatten(1)
-    return (rows[:, :1] * rows[:1]).reshape(gradient.shape)
+def _of_rank_one(given: Given) -> Given:
+    """The first gradient, of few rows: what orthogonalizes that magnifies its rounding."""
+    gradient: Any = given.gradient
+    if not gradient.is_sparse and gradient.dim() > 1:
+        rows = gradient.flatten(1)
+        gradient = (rows[:, :1] * rows[:1]).reshape(gradient.shape)
+    state = {
+        key: torch.zeros_like(each) if isinstance(each, torch.Tensor) and each.dim() else each
+        for key, each in given.state.items()
+    }
+    return Given(given.parameter, gradient, state)
 
 
 def _agree(given: Mapping[str, Given], found: Tensors, expected: Tensors) -> bool:
@@ -195,15 +200,15 @@ def updated(
     held: Parameters,
     given: Mapping[str, Given],
     *,
-    is_tried: bool = False,
+    tried: int = 0,
     draw: int | None = None,
 ) -> dict[str, torch.Tensor]:
     """The parameters by name that an equal optimizer makes of copies of these; a ``draw`` rounds otherwise.
 
-    ``is_tried``: it takes several steps, at a rate of 1, so that a warm-up hides nothing. Raises
+    Where it is ``tried`` it takes so many steps, at a rate of 1, so that a warm-up hides nothing. Raises
     NotComparableError for an optimizer whose copy could step the loop's own parameters.
     """
-    given = copy.deepcopy(dict(given)) if is_tried or draw is not None else given
+    given = copy.deepcopy(dict(given)) if tried or draw is not None else given
     parameters = {name: nn.Parameter(each.parameter) for name, each in given.items()}
     for name, each in parameters.items():
         each.grad = given[name].gradient
@@ -215,7 +220,7 @@ def updated(
         for group, some in zip(groups, members, strict=True)
         if some
     ]
-    if is_tried:
+    if tried:
         for group in equal.param_groups:
             rate = group.get("lr")
             group |= {"lr": torch.ones_like(rate) if isinstance(rate, torch.Tensor) else 1.0}
@@ -223,7 +228,7 @@ def updated(
     of_all = (key for key in optimizer.state if not isinstance(key, torch.Tensor))
     equal.state = defaultdict(dict, kept | {key: copy.deepcopy(optimizer.state[key]) for key in of_all})
     with nullcontext() if draw is None else OtherwiseRounded(draw):
-        for _ in range(TRIED if is_tried else 1):
+        for _ in range(tried or 1):
             type(equal).step(equal)  # an LR scheduler has put another step on the instance
     return {name: each.detach() for name, each in parameters.items()}
 

@@ -111,10 +111,13 @@ def matrices() -> nn.Module:
     return nn.Sequential(nn.Linear(6, 10, bias=False), nn.Linear(10, 8, bias=False))
 
 
-def give_gradients(held: Held, step: int, without: str = "") -> None:
+def give_gradients(held: Held, step: int, without: str = "", is_low: bool = False) -> None:
+    """``is_low``: as those of one row."""
     rng = torch.Generator().manual_seed(step)
     for name, each in held.items():
         numbers = torch.randn(each.shape, generator=rng).to(each.dtype)
+        if is_low and each.dim() == 2:
+            numbers = numbers[:, :1] * numbers[:1]
         if isinstance(each, DTensor):
             numbers = distribute_tensor(numbers, each.device_mesh, each.placements)
         each.grad = None if name == without else numbers
@@ -200,6 +203,7 @@ def test_muon_computes_in_bfloat16() -> None:
     assert largest(steps.take()) == 0
     assert steps.kind is not None
     assert steps.kind.limits.eps == torch.finfo(torch.bfloat16).eps
+    assert steps.kind.magnifies == set(steps.held)
 
 
 def test_sparse_gradients() -> None:
@@ -334,11 +338,11 @@ def sharded(matrices_only: bool = False) -> nn.Module:
 
 
 def of_shards(_: ProcessGroup, name: str) -> Any:
-    module = sharded(matrices_only=name == "muon")
-    makes = ALONE | TOGETHER | {"muon": optim.Muon}
+    module = sharded(matrices_only=name.startswith("muon"))
+    makes = ALONE | TOGETHER | {"muon": optim.Muon, "muon_of_a_row": optim.Muon}
     steps = Steps(makes[name](module.parameters()), module)
     try:
-        found = steps.take()
+        found = steps.take(is_low=name == "muon_of_a_row")
     except NotComparableError as why:
         return str(why)
     assert steps.kind is not None
@@ -353,7 +357,7 @@ def test_elementwise_optimizer_steps_shards(name: str) -> None:
     assert by_rank == [{"ratio": 0.0, "apart": 0.0, "full": [], "own": True}] * 2
 
 
-@pytest.mark.parametrize("name", ["muon", "lamb"])
+@pytest.mark.parametrize("name", ["muon", "muon_of_a_row", "lamb"])
 def test_optimizer_of_full_tensors_steps_these(name: str) -> None:
     (by_rank,) = in_ranks(2, __file__, f"of_shards:{name}").values()
     for each in by_rank:
