@@ -134,7 +134,7 @@ def clipped(
     sides: Sides,
     own: Mapping[str, nn.Parameter],
 ) -> tuple[dict[str, Made], bool]:
-    """What is made of the right gradients, which are ``scaled`` before, by name, and whether clips are active.
+    """What is made of the right gradients by name, ``scaled`` before, and whether clipping is active.
 
     ``own`` are the model's parameters. Where parameters of other models are clipped together with these, the
     norm is the loop's. Every rank must call this.

@@ -17,6 +17,11 @@ from dpexp.watch.ranks import LoopRanks
 from dpexp.watch.replay import Replay
 
 
+def drawn(kind: str, parts: Mapping[str, Parts]) -> Noise:
+    """What rounding explains, by a single device that rounds otherwise beside one that does not."""
+    return largest([noise_of({kind: parts})], MARGIN)
+
+
 @dataclass(frozen=True)
 class Judge:
     """Compares the laid out ``model`` with the single device ``replay`` in step ``number``.
@@ -36,11 +41,12 @@ class Judge:
         self,
         kind: str,
         found: Mapping[str, Parts],
-        rounded: Callable[[int, frozenset[str]], Mapping[str, Parts]],
+        rounding: Callable[[int, frozenset[str]], Noise],
         limits: Limits,
     ) -> Difference | None:
-        """What differs on any rank. ``rounded(draw, names)`` compares a single device that rounds otherwise
-        with one that does not, in what is over its limit on any rank. All call this.
+        """What differs on any rank. ``rounding(draw, names)`` is measured of what is over its limit on one.
+
+        Every rank must call this.
         """
 
         def comparisons() -> Iterator[tuple[Kinds, Noise]]:
@@ -48,7 +54,7 @@ class Judge:
             own = [name for name, each in limits.judge(kind, 0, found).items() if each.ratio > 1]
             over = frozenset(name for names in self.ranks.all_gather(own) for name in names)
             for draw in range(DRAWS):
-                yield {kind: found}, largest([noise_of({kind: rounded(draw, over)})], MARGIN)
+                yield {kind: found}, rounding(draw, over)
 
         verdict = judge(self.number, comparisons(), limits, self.ranks)
         self.errors.update(worst_errors(self.errors, verdict.errors))

@@ -23,8 +23,10 @@ from dpexp.strategies.modules import Wrapper, named_parameters
 from dpexp.verification.compare import Difference
 from dpexp.verification.result import KINDS, row_of
 from dpexp.watch import hooks
+from dpexp.watch.averages import Known
 from dpexp.watch.calls import LoopCalls, ObservedLoss, Window, full
 from dpexp.watch.clipping import Clip
+from dpexp.watch.equal import Kind
 from dpexp.watch.expected import Observed, OneByOne, Step
 from dpexp.watch.explain import OWN_ROWS, FoundError, LoopFinding
 from dpexp.watch.judge import Judge
@@ -36,6 +38,7 @@ from dpexp.watch.replay import Replay, unchanged
 from dpexp.watch.shards import own as shard
 from dpexp.watch.shards import sampled
 from dpexp.watch.step import (
+    Stepping,
     begin,
     check_synchronized,
     checksums,
@@ -83,7 +86,9 @@ class WatchedLoop:
         self.loss = options.loss if options.loss is None else self.observed(options.loss)
         self._ranks = LoopRanks()  # every rank is here; at a step one may not be
         self._step: Step | None = None
-        self._update: Any = None
+        self._stepped: Stepping | None = None
+        self._kinds: weakref.WeakKeyDictionary[torch.optim.Optimizer, Kind] = weakref.WeakKeyDictionary()
+        self._rules: Mapping[str, Known] = {}
         self._residue: dict[str, torch.Tensor] = {}
         self._stepping: torch.optim.Optimizer | None = None
         self._inside = self._closures = 0
@@ -208,7 +213,7 @@ class WatchedLoop:
         self._calls.end()
         _on.discard(self)
         self._replay.release()
-        self._step, self._update, self._residue, self._seen = None, None, {}, Seen()
+        self._step, self._stepped, self._residue, self._seen = None, None, {}, Seen()
         self._closed, self._unsynchronized = {}, None
 
     def _remove(self) -> None:
@@ -301,7 +306,7 @@ class WatchedLoop:
         inside = (held_by(each, self._model) for each in _optimizers_in(optimizer))
         if held and held.keys() == set(chain.from_iterable(inside)):
             return None  # these step for it
-        self._stepping, self._update, self._closures = optimizer, None, 0
+        self._stepping, self._stepped, self._closures = optimizer, None, 0
         if not held:
             self._other_steps += 1
             self._guard(lambda: self._check_others(optimizer))
@@ -355,15 +360,15 @@ class WatchedLoop:
         self._remove_last()
         if self.done:
             return
-        update, held = self._update, held_by(optimizer, self._model)
+        stepped, held = self._stepped, held_by(optimizer, self._model)
         if held:
             self._seen = Seen()
         self._close_window(optimizer, held)
         if (found := self._unsynchronized) is not None:
             self._unsynchronized = None
             self._guard(lambda: self._settle(found, held))
-        if update is not None and held:
-            self._guard(lambda: self._complete(optimizer, held, update))
+        if stepped is not None and held:
+            self._guard(lambda: self._complete(optimizer, held, stepped))
 
     def _settle(self, found: FoundError, held: Mapping[str, nn.Parameter]) -> None:
         """Raise it, but NotComparableError if the optimizer has synchronized the ranks."""
@@ -421,7 +426,9 @@ class WatchedLoop:
         self._trained.reached |= compared.reached
         self._step = self._step.without(held)
         self._residue |= compared.samples
-        self._update = expect_update(judge, optimizer, self._step, held)
+        self._stepped = expect_update(judge, optimizer, self._step, held, self._kinds.get(optimizer))
+        if (update := self._stepped.update) is not None:
+            self._kinds[optimizer] = update.kind
 
     def _judge(self, number: int) -> Judge:
         own = self._model, self._replay, self._options, self._ranks
@@ -454,12 +461,12 @@ class WatchedLoop:
             raise FoundError(LoopFinding(self.steps, "optimizer", what, cause))
 
     def _complete(
-        self, optimizer: torch.optim.Optimizer, held: Mapping[str, nn.Parameter], update: Any
+        self, optimizer: torch.optim.Optimizer, held: Mapping[str, nn.Parameter], stepped: Stepping
     ) -> None:
         """Compare the update, after the optimizer's step."""
         step = self._step
         assert step is not None
-        compare_update(self._judge(step.number), optimizer, held, update)
+        compare_update(self._judge(step.number), optimizer, held, stepped)
         self._trained.held |= held.keys()
         self._calls.drop_others()
         if step.number > self.steps:  # else another optimizer has completed it
@@ -495,7 +502,9 @@ class WatchedLoop:
                 self._model, ranks, self._calls.strategy, replicas, optimizer=type(optimizer).__name__
             )
             self._recording.shapes(rows, ranks)
-        return begin(self._judge(self.steps + 1), observed)
+        step = begin(self._judge(self.steps + 1), observed, self._rules)
+        self._rules = step.weighed.rules
+        return step
 
     def _check_initial(self, ranks: LoopRanks) -> None:
         """Warn of ranks that were watched with other weights, where training does not start from rank 0's."""

@@ -2,8 +2,8 @@
 
 observed    begin               -> Step        outputs and weights are compared
 Step        compare_gradients   -> Compared    before each optimizer's step
-            expect_update       -> Update      what an equal optimizer makes of these gradients
-Update      compare_update                     after it
+            expect_update       -> Stepping    what an equal optimizer makes of these gradients
+Stepping    compare_update                     after it
 """
 
 from __future__ import annotations
@@ -25,17 +25,19 @@ from dpexp.config.errors import NotComparableError
 from dpexp.copies import hooked_parameters
 from dpexp.strategies.modules import named_parameters
 from dpexp.verification.alone import collectives
-from dpexp.verification.compare import Parts, ratio
+from dpexp.verification.compare import Noise, ratio
 from dpexp.verification.diagnosis.patterns import Moments, moments
-from dpexp.watch import clipping
+from dpexp.watch import clipping, update
+from dpexp.watch.averages import Known
 from dpexp.watch.blocks import block_names, parameters_of
 from dpexp.watch.calls import Call, Window
 from dpexp.watch.clipping import Made
 from dpexp.watch.counts import ROWS, count
+from dpexp.watch.equal import Kind, kind_of
 from dpexp.watch.expected import Observed, OneByOne, Step, Tensors, expected, outputs_of
 from dpexp.watch.explain import Case, explain
 from dpexp.watch.gradients import Sides, clipped, of_loop, scale_of
-from dpexp.watch.judge import Judge
+from dpexp.watch.judge import Judge, drawn
 from dpexp.watch.memory import Blocks, Memory, chosen, said
 from dpexp.watch.ranks import LoopRanks
 from dpexp.watch.replay import HAS_STATE, Replay, low_of
@@ -62,6 +64,13 @@ class Compared:
     was_clipped: bool
 
 
+@dataclass(frozen=True)
+class Stepping:
+    """An optimizer steps now, and must make this ``update``; None where that could not be computed."""
+
+    update: update.Expected | None
+
+
 def held_by(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, nn.Parameter]:
     """The model's parameters that the optimizer holds, by their names in the model as written."""
     own = {id(each) for group in optimizer.param_groups for each in group["params"]}
@@ -76,8 +85,9 @@ def checksums(named: Mapping[str, torch.Tensor]) -> dict[str, Any]:
 # --- before the first optimizer of a step ---
 
 
-def begin(judge: Judge, observed: Observed) -> Step:
-    """Compare the parameters of ranks, the outputs of each call, and what each call counts.
+def begin(judge: Judge, observed: Observed, known: Mapping[str, Known]) -> Step:
+    """Compare the parameters of ranks, the outputs of each call, and what each call counts, of which the step
+    before has ``known`` rules.
 
     Every rank must call this, and what follows. They raise FoundError for what a single device computes
     otherwise, and NotComparableError.
@@ -98,7 +108,7 @@ def begin(judge: Judge, observed: Observed) -> Step:
     losses, why = None, None
     try:
         losses = _losses(judge, window)
-        weighed = _weighed(judge, window, losses, counted)
+        weighed = _weighed(judge, window, losses, counted, known)
     except Exception as error:  # of outputs that are wrong: these are said first
         weighed, why = unweighed(window), error
     step = Step(judge.number, window, shards, counted, weighed)
@@ -182,11 +192,11 @@ def _check_outputs(judge: Judge, step: Step) -> None:
     ranks, replay, calls = judge.ranks, judge.replay, step.window.calls
     found = step.expected.outputs
 
-    def rounded(draw: int, names: Iterable[str]) -> dict[str, Parts]:
+    def rounding(draw: int, names: Iterable[str]) -> Noise:
         numbers = sorted({int(name.split()[1]) - 1 for name in names})  # of "call 1 output 0"
-        return outputs_of(step.window, numbers, ranks, replay, draw)
+        return drawn("outputs", outputs_of(step.window, numbers, ranks, replay, draw))
 
-    failed = judge.compare("outputs", found, rounded, step.expected.limits)
+    failed = judge.compare("outputs", found, rounding, step.expected.limits)
     if failed is None:
         return
     of_call = failed.tensor.partition(" output")[0]
@@ -259,13 +269,19 @@ def _losses(judge: Judge, window: Window) -> Sequence[Call] | None:
     return window.calls if all(judge.ranks.all_gather(inside)) else None
 
 
-def _weighed(judge: Judge, window: Window, losses: Sequence[Call] | None, counted: Sequence[int]) -> Weighed:
+def _weighed(
+    judge: Judge,
+    window: Window,
+    losses: Sequence[Call] | None,
+    counted: Sequence[int],
+    known: Mapping[str, Known],
+) -> Weighed:
     options = judge.options
     if options.weight is False or losses is None:
         if losses is None:
             judge.warn("without a loss its weights were not compared: only layout and synchronization")
         return unweighed(window)
-    weighing = Weighing(options.weight, judge.ranks, judge.replay, counted)
+    weighing = Weighing(options.weight, judge.ranks, judge.replay, counted, known)
     try:
         with collectives() as asked:
             weighed = weighing.weigh(window, losses)
@@ -335,14 +351,15 @@ def compare_gradients(
     if isinstance(wanted, dict):
         made = {name: Made(moments(each, sides.sums[name]).factor) for name, each in wanted.items()}
 
-    def rounded(draw: int, names: frozenset[str]) -> dict[str, Parts]:
+    def rounding(draw: int, names: frozenset[str]) -> Noise:
         some = frozenset(sides.sums) if callable(clip_norm) else names
         again = right(expected(step, judge.replay, draw=draw, names=some).sums)
         some = names & again.keys() & wanted.keys()
-        return sides.parts(*({name: each[name] for name in sorted(some)} for each in (again, wanted)))
+        both = ({name: each[name] for name in sorted(some)} for each in (again, wanted))
+        return drawn("gradients", sides.parts(*both))
 
     found = sides.parts(sides.found, wanted)
-    failed = judge.compare("gradients", found, rounded, step.expected.limits)
+    failed = judge.compare("gradients", found, rounding, step.expected.limits)
     if failed is None:
         _check_drift(judge, step, sides)
         return Compared(
@@ -420,9 +437,21 @@ def _check_drift(judge: Judge, step: Step, sides: Sides) -> None:
 
 
 def expect_update(
-    judge: Judge, optimizer: torch.optim.Optimizer, step: Step, held: Mapping[str, nn.Parameter]
-) -> Any:
-    return {}
+    judge: Judge,
+    optimizer: torch.optim.Optimizer,
+    step: Step,
+    held: Mapping[str, nn.Parameter],
+    kind: Kind | None,
+) -> Stepping:
+    """What an equal optimizer, of this kind if that is known, makes of the gradients of the loop."""
+    shards, ranks = step.shards, judge.ranks
+    gradients = of_loop(held, getattr(optimizer, "grad_scale", None))
+    try:
+        kind = kind or kind_of(optimizer, held, shards, ranks)
+        return Stepping(update.expected(optimizer, held, gradients, kind, shards, ranks))
+    except NotComparableError as why:
+        judge.warn(f"the update was not compared: {why}")
+        return Stepping(None)
 
 
 # --- after an optimizer's step ---
@@ -439,9 +468,22 @@ def check_synchronized(judge: Judge, held: Mapping[str, nn.Parameter]) -> None:
 
 
 def compare_update(
-    judge: Judge, optimizer: torch.optim.Optimizer, held: Mapping[str, nn.Parameter], update: Any
+    judge: Judge,
+    optimizer: torch.optim.Optimizer,
+    held: Mapping[str, nn.Parameter],
+    stepping: Stepping,
 ) -> None:
     """Compare the parameters after the step with those of an equal optimizer."""
+    if (expected := stepping.update) is not None:
+        parts, noise = update.compared(expected, held)
+        failed = judge.compare("updates", parts, lambda draw, names: noise, expected.kind.limits)
+        if failed is not None:
+            what = f"of '{failed.tensor}' differs by {failed.error:.1e}"
+            cause = f"an equal {type(optimizer).__name__} makes another update of the same gradients"
+            judge.fail("update", what, cause, failed)
+    cast = update.narrower_state(optimizer, held)
+    if cast := [each for of_rank in judge.ranks.all_gather(cast) for each in of_rank]:
+        judge.fail("optimizer", cast[0], "its state was cast, or loaded, in a narrower type")
     names = judge.ranks.all_gather(list(held))
     if any(each != names[0] for each in names):
         judge.warn("the optimizers of ranks hold other parameters: these were not compared between ranks")

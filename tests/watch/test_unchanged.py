@@ -138,11 +138,16 @@ def left_of() -> Callable[[nn.Module], list[str]]:
         new = [set(some) - before for some, before in zip(of_optimizers, known, strict=True)]
         gc.collect()
         copies = [each for each in gc.get_objects() if type(each) is type(model) and each is not model]
-        held = [name for copy in copies for name, each in copy.state_dict().items() if each.nbytes]
+        held = [name for copy in copies for name, each in copy.state_dict().items() if _has_numbers(each)]
         is_torchs = torch.amp.GradScaler.step.__module__ == "torch.amp.grad_scaler"
         return [*(str(each) for each in (*of_modules, *new) if each), *held, *["scaler"][is_torchs:]]
 
     return left
+
+
+def _has_numbers(tensor: torch.Tensor) -> bool:
+    """Whether it has memory for more than one."""
+    return tensor.untyped_storage().nbytes() > tensor.element_size()
 
 
 class Other(Draws):
