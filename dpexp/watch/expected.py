@@ -67,14 +67,13 @@ class Expected:
     """What a single device computes. ``sums`` are the gradients before clipping: of them what this rank owns.
 
     ``columns`` are what each backward pass of this rank adds to all of a parameter: ``sampled``. ``outputs``
-    compare its calls, of which those numbered in ``unlike`` have outputs of another call. ``limits`` are
-    those of the narrowest type in a forward.
+    compare its calls, with what these leave in attributes. ``limits`` are those of the narrowest type in a
+    forward.
     """
 
     sums: Tensors = field(default_factory=dict)
     columns: Sequence[Tensors] = ()
     outputs: Mapping[str, Parts] = field(default_factory=dict)
-    unlike: Sequence[int] = ()
     limits: Limits = field(default_factory=lambda: Limits(0.0))
 
 
@@ -136,7 +135,7 @@ def expected(
     passes = sorted({each.backward for some in (window.calls, window.penalties) for each in some})
     columns: dict[int, dict[str, torch.Tensor]] = {number: {} for number in passes}
     is_counted = step.counted[ranks.rank] == ranks.rank
-    outputs, unlike = dict[str, Parts](), list[int]()
+    outputs = dict[str, Parts]()
     narrowest = Narrowest(replay.parameters.values())
     buckets = _Buckets(some, sums, step, replay)
 
@@ -152,15 +151,10 @@ def expected(
         call = window.calls[number]
         with narrowest if draw is None else nullcontext():
             right = replay.outputs(call, draw)
-        is_close = draw is not None or replay.are_close(call, right)
         if is_own:
-            left = len(call.left)  # in attributes, which are no outputs
-            found = call.leaves[: len(call.leaves) - left]
-            outputs.update(_compared(number, found, right[: len(right) - left]))
-            unlike.extend([] if is_close else [number])
-        if is_close or replay.is_gathered:
-            of_pass = partial(take, call.backward) if is_own and is_close else lambda name, gradient: None
-            replay.differentiate(call, right, weighed.factors[number], of_pass, buckets.add_up, draw)
+            outputs.update(_compared(number, call.leaves, right))
+        of_pass = partial(take, call.backward) if is_own else lambda name, gradient: None
+        replay.differentiate(call, right, weighed.factors[number], of_pass, buckets.add_up, draw)
 
     def take_penalty(number: int, is_own: bool) -> None:
         penalty, times = window.penalties[number], weighed.of_penalties[number]
@@ -172,7 +166,7 @@ def expected(
     for name in some:
         if not shards.is_sharded(name):
             ranks.add_up(sums[name])  # in the order of the model
-    return Expected(sums, [columns[number] for number in passes], outputs, unlike, narrowest.limits)
+    return Expected(sums, [columns[number] for number in passes], outputs, narrowest.limits)
 
 
 def outputs_of(
@@ -185,11 +179,12 @@ def outputs_of(
     """
     found = dict[str, Parts]()
 
-    @torch.no_grad()
     def take_call(number: int, is_own: bool) -> None:
         if number in numbers:
-            again = replay.outputs(window.calls[number], draw)
-            right = replay.outputs(window.calls[number])
+            again, right = (
+                [each.detach() for each in replay.outputs(window.calls[number], some)]
+                for some in (draw, None)
+            )
             found.update(_compared(number, again, right) if is_own else {})
 
     _in_rounds(window.calls, take_call, ranks, replay, lambda act: act())

@@ -38,8 +38,6 @@ HAS_STATE = (
     "a call of the model cannot be repeated: it has a state that is not a buffer (a counter, a cache, a "
     "generator of its own): keep it in a buffer, or turn it off while the loop is watched"
 )
-CLOSE = 0.05
-"""Outputs that are so far apart, beside the largest, are those of another call."""
 
 
 class Narrowest(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -84,7 +82,9 @@ def rounded(draw: int | None) -> Any:
 
 
 class Replay:
-    """A single device. ``low`` is the type in which FSDP2's MixedPrecisionPolicy computes, if any.
+    """A single device, with ``parameters`` by their names in the model as written, a shared one once.
+
+    ``low`` is the type in which FSDP2's MixedPrecisionPolicy computes, if any.
 
     ``blocks`` are those whose parameters are there only while they compute, with the names of these; without
     any all parameters of the model are there. Every rank enters the same blocks: a rank that takes no call
@@ -99,17 +99,13 @@ class Replay:
             if type(each) is nn.Parameter
         }
         self._model = copied_module(model, empty)
+        self.parameters = named_parameters(self._model)
         self.low: torch.dtype | None = None
         self.blocks: Mapping[str, Sequence[str]] = {}
         self._source: Mapping[str, nn.Parameter] = {}
         self._ranks: LoopRanks | None = None
         self._entered = ""
         self._on_leave: Callable[[Sequence[str]], None] = lambda names: None
-
-    @property
-    def parameters(self) -> Mapping[str, nn.Parameter]:
-        """Those of the model as written, by name; a shared one once."""
-        return named_parameters(self._model)
 
     @property
     def trained(self) -> list[str]:
@@ -140,6 +136,7 @@ class Replay:
         self.low = low_of(laid_out)
         self._source, self._ranks = named_parameters(laid_out), ranks
         _materialize(self._model, next((each.device for each in self._source.values()), devices.HOST))
+        self.parameters = named_parameters(self._model)
         if not self.blocks:
             self.blocks = blocks
             compute_in_blocks(self._model, blocks, self._enter, self._leave)
@@ -244,7 +241,9 @@ class Replay:
         pairs = [
             (outputs[place], gradient.to(outputs[place]) / factor)
             for place, gradient in call.gradients.items()
-            if outputs[place].requires_grad
+            if place < len(outputs)
+            and outputs[place].requires_grad
+            and outputs[place].shape == gradient.shape
         ]
         if not pairs:
             return
@@ -269,10 +268,6 @@ class Replay:
                 handle.remove()
             self._leave()
             self._model.zero_grad()
-
-    def are_close(self, call: Call, outputs: Sequence[torch.Tensor]) -> bool:
-        """Whether the outputs are those of this call, not of another one: a state has changed then."""
-        return len(outputs) == len(call.leaves) and all(map(_are_close, outputs, call.leaves))
 
     def scalar(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """The loss among the outputs of the model, a scalar: in eval mode, if it has one there."""
@@ -365,10 +360,3 @@ def _from_outside(pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> list[tuple[
             (inside,) = torch.autograd.grad(later, output, gradients, retain_graph=True, allow_unused=True)
         done.append((output, gradient if inside is None else gradient - inside))
     return done
-
-
-def _are_close(found: torch.Tensor, expected: torch.Tensor) -> bool:
-    if not expected.numel() or not expected.is_floating_point():
-        return True
-    a, b = found.detach().float(), expected.to(found.device).float()
-    return torch.allclose(a, b, CLOSE, CLOSE * float(b.abs().nan_to_num().max()), equal_nan=True)

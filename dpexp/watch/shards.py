@@ -14,6 +14,7 @@ from functools import reduce
 from operator import add
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
@@ -137,12 +138,13 @@ def sampled(tensor: torch.Tensor, like: torch.Tensor | None = None) -> torch.Ten
     kind = torch.promote_types(tensor.dtype, torch.float32)
     if like is None or not hasattr(like, "placements") or not like.dim():
         return tensor.detach().reshape(-1)[:: stride(tensor.numel())].to("cpu", kind, copy=True)
-    starts, lengths = map(torch.tensor, _box(like))
-    numbers = torch.arange(0, like.numel(), stride(like.numel()))
-    at = torch.stack(torch.unravel_index(numbers, like.shape)) - starts.unsqueeze(1)
-    is_own = ((at >= 0) & (at < lengths.unsqueeze(1))).all(0)
+    numbers = np.arange(0, like.numel(), stride(like.numel()))
+    pairs = zip(np.unravel_index(numbers, tuple(like.shape)), *_box(like), strict=True)
+    at = np.stack([place - start for place, start, _ in pairs])
+    is_own = np.all((at >= 0) & (at < np.array(tensor.shape)[:, None]), axis=0)
     found = torch.zeros(len(numbers), dtype=kind)
-    found[is_own] = tensor.detach()[tuple(at[:, is_own].to(tensor.device))].to("cpu", kind)
+    own_ones = tensor.detach()[tuple(torch.from_numpy(each).to(tensor.device) for each in at[:, is_own])]
+    found[torch.from_numpy(is_own.nonzero()[0])] = own_ones.to("cpu", kind)
     return found
 
 

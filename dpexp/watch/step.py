@@ -52,6 +52,9 @@ from dpexp.watch.weights import (
     unweighed,
 )
 
+CLOSE = 0.05
+"""Outputs that are so far apart are those of another call."""
+
 
 @dataclass(frozen=True)
 class Compared:
@@ -117,8 +120,6 @@ def begin(judge: Judge, observed: Observed, known: Mapping[str, Known]) -> Step:
     _check_finite(ranks, window)
     if why is not None:
         raise why
-    if any(ranks.all_gather(bool(step.expected.unlike))):
-        raise NotComparableError(HAS_STATE)
     rows = ranks.all_gather(sum(int(count(ROWS, call.inputs)) for call in window.calls))
     return replace(
         step,
@@ -394,7 +395,8 @@ def _columns(window: Window, step: Step, replay: Replay) -> Sequence[Tensors]:
     """What the passes of a window add, as they were; every rank must call this."""
     those = replace(step, window=window, weighed=unweighed(window))
     found = expected(those, replay, names=frozenset())
-    if any(step.shards.ranks.all_gather(bool(found.unlike))):
+    far = (math.hypot(*each.apart) > CLOSE * math.hypot(*each.norms) for each in found.outputs.values())
+    if any(step.shards.ranks.all_gather(any(far))):
         raise NotComparableError(HAS_STATE)
     return found.columns
 
