@@ -15,8 +15,10 @@ from typing import Any
 import torch
 from torch import nn
 
-CHUNK, CHUNK_OF_DEVICE = 1 << 16, 1 << 22
-"""So many numbers are computed with at a time: in float64 they stay in a CPU's cache."""
+CHUNK, CHUNK_OF_DEVICE = 1 << 15, 1 << 22
+"""So many numbers are computed with at a time: in float64 they stay in a CPU's cache.
+
+Of more, a CPU's threads would wait for one another after each operation, long where other processes run."""
 
 
 def entries(value: Any) -> list[tuple[str, Any]] | None:
@@ -159,16 +161,22 @@ def checksum(tensor: torch.Tensor) -> int:
     """
     flat = tensor.detach().resolve_conj().resolve_neg().flatten()
     words = flat.view({1: torch.uint8, 2: torch.int16}.get(flat.element_size(), torch.int32))
-    place = torch.arange(min(len(words), CHUNK), device=words.device) + 1
-    weights = place * _ODD
-    weights = ((weights ^ (weights >> 29)) * _ODD_TOO) ^ (weights >> 17) | 1
-    total = torch.tensor(zlib.crc32(f"{tensor.dtype}{tuple(tensor.shape)}".encode()), device=words.device)
-    for chunk in torch.split(words, CHUNK):
-        total = total * _ODD + (chunk * weights[: len(chunk)]).sum()
-    return int(total)
+    count = len(words) // CHUNK
+    at_a_time = 1 if words.device.type == "cpu" else CHUNK_OF_DEVICE // CHUNK
+    rows = torch.split(words[: count * CHUNK].view(count, CHUNK), at_a_time)
+    weights = _weights(0, min(len(words), CHUNK), words.device)
+    last = words[count * CHUNK :]
+    sums = [(some * weights).sum(1) for some in rows] if count else []
+    sums.append((last * weights[: len(last)]).sum(0, keepdim=True))
+    total = (torch.cat(sums) * _weights(CHUNK, count + 1, words.device)).sum()
+    return int(total) ^ zlib.crc32(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
 
 
-_ODD, _ODD_TOO = -0x61C8864680B583EB, -0x40A7B892E31B1A47  # of SplitMix64: their products are like chance
+def _weights(first: int, count: int, device: torch.device) -> torch.Tensor:
+    """Odd numbers of 64 bits that are like chance, by SplitMix64."""
+    place = torch.arange(first + 1, first + count + 1, device=device) * -0x61C8864680B583EB
+    place = (place ^ (place >> 30)) * -0x40A7B892E31B1A47
+    return (place ^ (place >> 27)) * -0x6B2FB644ECCEEE15 | 1
 
 
 def cast_module(module: nn.Module, dtype: torch.dtype) -> nn.Module:

@@ -247,75 +247,88 @@ def spectrum(found: torch.Tensor | None, expected: torch.Tensor | None) -> Spect
             return Spectrum.of_one(0, 0.0, 0.0)
         size = magnitude(present)
         return Spectrum.of_one(present.numel(), 0.0 if expected is None else size, size)
-    count, is_real = expected.numel(), expected.is_floating_point()
+    count = expected.numel()
     kinds = [(each.shape, each.is_floating_point(), each.is_complex()) for each in (found, expected)]
     if kinds[0] != kinds[1]:
         return Spectrum.of_one(count, magnitude(expected), math.inf)
-    found, expected = dense(found, expected)
-    if all(_are_equal(*pair) for pair in chunks(found, expected)):
+    pairs = list(chunks(*dense(found, expected)))
+    if all(_are_equal(*pair) for pair in pairs):
         return Spectrum.of_one(count, magnitude(expected), 0.0)
-    if not is_real and not expected.is_complex():
+    if not expected.is_floating_point() and not expected.is_complex():
         size = max(1.0, magnitude(expected))
         return Spectrum.of_one(count, size, max(size, distance(found, expected)))
-    is_short = is_real and max(found.element_size(), expected.element_size()) < 8
-    short = _by_bits(found, expected) if is_short else None
-    return _by_power(found, expected) if short is None else short
+    return _by_bits(pairs) or _by_power(pairs)
 
 
-def _by_bits(found: torch.Tensor, expected: torch.Tensor) -> Spectrum | None:
-    """That of float32 and shorter types, whose squares are in the range of float64; None of NaN, infinity."""
-    sums = torch.zeros(0)
-    for a, b in chunks(found, expected):
-        size = wide(b)
-        off = wide(a).to(size.device) - size
-        power = (size.view(torch.int64) >> 52).bitwise_and_(2047)  # 0 is that of zeros
-        if size.device.type != "cpu":  # else all threads wait for the sums of few powers
-            power += torch.arange(len(power), device=power.device) % _LANES * _POWERS
+Pairs: TypeAlias = Sequence[tuple[torch.Tensor, ...]]
+"""Of what was found and of what is expected some numbers at a time, as vectors."""
+
+
+def _by_bits(pairs: Pairs) -> Spectrum | None:
+    """By the exponents in float64; None of numbers whose squares are not in its range."""
+    sums, lost = torch.zeros(0), []
+    for pair in pairs:
+        found, expected = _wide(*pair)
+        size, off = (each.abs() if each.is_complex() else each for each in (expected, found - expected))
+        power = (size.view(torch.int64) >> 52).bitwise_and_(2047)  # without the sign; 0 is that of zeros
+        lanes = 1 if power.device.type == "cpu" else _LANES
+        if lanes > 1:  # else its threads wait for one another, as few powers are in use
+            power += torch.arange(len(power), device=power.device) % lanes * _POWERS
         if not len(sums):
-            lanes = 1 if size.device.type == "cpu" else _LANES
             sums = torch.zeros(3, lanes * _POWERS, dtype=size.dtype, device=size.device)
-        for row, each in enumerate((torch.ones_like(size), size.square_(), off.square_())):
-            sums[row].scatter_add_(0, power, each)
-    sums = sums.view(3, -1, _POWERS).sum(1)
-    return _of_norms(sums[0], sums[1:].sqrt(), 1022) if bool(sums.isfinite().all()) else None
+        columns = torch.ones_like(size), size.square(), off.square()
+        for row, column in zip(sums, columns, strict=True):
+            row.scatter_add_(0, power, column)
+        if max(each.element_size() for each in pair) >= 8:  # squares of others are in the range
+            sides = [torch.count_nonzero(each) for each in (size, columns[1], off, columns[2])]
+            lost.append(sides[0] - sides[1] + sides[2] - sides[3])
+    rows = _used(sums.view(3, -1, _POWERS).sum(1))
+    if any(lost) or not all(not each or _LEAST < each < math.inf for _, *row in rows for each in row):
+        return None
+    return _of_rows(
+        [(index, count, math.sqrt(size), math.sqrt(off)) for index, count, size, off in rows], 1022
+    )
 
 
-def _by_power(found: torch.Tensor, expected: torch.Tensor) -> Spectrum:
-    """That of any numbers: each power is scaled by its largest number before it is squared."""
-    counts, norms = torch.zeros(0), torch.zeros(0)
-    for a, b in chunks(found, expected):
-        exact = wide(b)
-        size, off = exact.abs(), _difference(wide(a).to(exact.device), exact).abs()
+def _by_power(pairs: Pairs) -> Spectrum:
+    """Of any numbers: those of each power are divided by the largest before they are squared."""
+    sums = torch.zeros(0)
+    for pair in pairs:
+        found, expected = _wide(*pair)
+        size, off = expected.abs(), _difference(found, expected).abs()
         size = torch.where(size.isfinite(), size, 0.0)
         power = torch.where(size > 0, torch.frexp(size).exponent + _OFFSET, 0).long()
-        if not len(counts):
-            counts = torch.zeros(_POWERS + _OFFSET, dtype=size.dtype, device=size.device)
-            norms = torch.stack([counts, counts])
-        counts.scatter_add_(0, power, torch.ones_like(size))
-        for row, each in enumerate((size, off)):
-            top = torch.zeros_like(counts).scatter_reduce_(0, power, each, "amax")
+        if not len(sums):
+            sums = torch.zeros(3, _POWERS + _OFFSET, dtype=size.dtype, device=size.device)
+        sums[0].scatter_add_(0, power, torch.ones_like(size))
+        for row, each in ((1, size), (2, off)):
+            top = torch.zeros_like(sums[row]).scatter_reduce_(0, power, each, "amax")
             top = torch.where((top > 0) & top.isfinite(), top, 1.0)
-            sums = torch.zeros_like(counts).scatter_add_(0, power, each.div_(top[power]).square_())
-            norms[row] = torch.hypot(norms[row], top * sums.sqrt())
-    return _of_norms(counts, norms, _OFFSET)
+            squares = torch.zeros_like(top).scatter_add_(0, power, (each / top[power]).square_())
+            sums[row] = torch.hypot(sums[row], top * squares.sqrt())
+    return _of_rows(_used(sums.nan_to_num(math.inf, math.inf)), _OFFSET)
 
 
-def _of_norms(counts: torch.Tensor, norms: torch.Tensor, offset: int) -> Spectrum:
-    """Of counts ``(powers,)`` and norms ``(2, powers)`` of what is expected and of the difference."""
-    used = counts.nonzero().squeeze(1)
-    rows = torch.stack([used, counts[used], *norms[:, used].nan_to_num(math.inf, math.inf)]).tolist()
-    return Spectrum(
-        {
-            int(index) - offset if index else _LOWEST: (int(count), size, apart)
-            for index, count, size, apart in zip(*rows, strict=True)
-        }
-    )
+def _used(sums: torch.Tensor) -> list[tuple[int, float, float, float]]:
+    """The columns ``(3, powers)`` that have numbers, with their index."""
+    used = sums[0].nonzero().squeeze(1)
+    return list(zip(used.tolist(), *sums[:, used].tolist(), strict=True))
+
+
+def _of_rows(rows: Iterable[tuple[int, float, float, float]], offset: int) -> Spectrum:
+    return Spectrum({row[0] - offset if row[0] else _LOWEST: (int(row[1]), row[2], row[3]) for row in rows})
+
+
+def _wide(found: torch.Tensor, expected: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    numbers = wide(expected)
+    return wide(found).to(numbers.device), numbers
 
 
 _LOWEST = -2000
 """The power of two of zeros, and of what is not finite."""
-_POWERS, _OFFSET, _LANES = 2048, 1100, 64
-"""So many powers float64 has, the least is not below ``-_OFFSET``; sums side by side on an accelerator."""
+_POWERS, _OFFSET, _LANES, _LEAST = 2048, 1100, 64, 1e-280
+"""So many powers float64 has, the least is above ``-_OFFSET``; sums side by side on an accelerator; least sum
+of squares of which none is rounded to zero."""
 
 
 def _starts(used: Sequence[int]) -> list[int]:
@@ -347,8 +360,7 @@ def distance(found: torch.Tensor, expected: torch.Tensor) -> float:
     if found.shape != expected.shape:
         return math.inf
     pairs = chunks(*dense(found, expected))
-    apart = [_norm(_difference(*[wide(each).to(b.device) for each in (a, b)])) for a, b in pairs]
-    return math.hypot(*apart)
+    return math.hypot(*(_norm(_difference(*_wide(*pair))) for pair in pairs))
 
 
 def magnitude(tensor: torch.Tensor) -> float:

@@ -94,7 +94,7 @@ def moments(found: torch.Tensor | None, of: torch.Tensor | None) -> Moments:
     sums = []
     for pair in tensors.chunks(of, found):
         column = tensors.wide(pair[0])
-        target = tensors.wide(pair[1]).to(column.device, column.dtype)
+        target = tensors.wide(pair[1]).to(column.device)
         pairs = (target, target), (column, column), (column, target)
         sums.append(torch.stack([torch.vdot(*each).real for each in pairs]))
     return Moments(*torch.stack(sums).sum(0).tolist())

@@ -1,5 +1,6 @@
 """Patterns: a difference is recognized for any shapes, shards and factors, or nothing is said about it."""
 
+import pytest
 import torch
 from helpers.in_ranks import in_ranks
 from hypothesis import given
@@ -52,6 +53,22 @@ def test_a_factor_explains_a_difference_or_is_not_named() -> None:
     right = drawn((12,), 1)
     assert patterns.factor(right * 1.5 + 1e-9 * drawn((12,), 3), right) is not None
     assert patterns.factor(right * 1.0005 + 5e-6 * drawn((12,), 3), right) is None
+
+
+@given(SEEDS, st.integers(0, 12), st.sampled_from([torch.float64, torch.bfloat16, torch.complex64]))
+def test_the_moments_of_shards_add_to_those_of_their_tensor(seed: int, cut: int, dtype: torch.dtype) -> None:
+    found, of = (drawn((3, 4), seed + each).to(dtype) for each in (0, 1))
+    shards = patterns.moments(found.flatten()[:cut], of.flatten()[:cut])
+    shards += patterns.moments(found.flatten()[cut:], of.flatten()[cut:])
+    fitted, full = shards.fit, patterns.multiple({"": found}, {"": of})
+    assert fitted is not None
+    assert full is not None
+    assert fitted.factors == pytest.approx(full.factors)
+    assert (fitted.left, fitted.size) == (pytest.approx(full.left), pytest.approx(full.size))
+    twice = shards.scaled(2.0).fit
+    assert twice is not None
+    assert twice.factors == pytest.approx([full.factors[0] / 2])
+    assert patterns.moments(found, torch.zeros_like(of)).fit is None
 
 
 def test_a_factor_of_nearly_one_is_rounding() -> None:
