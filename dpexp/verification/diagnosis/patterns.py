@@ -96,7 +96,7 @@ def moments(found: torch.Tensor | None, of: torch.Tensor | None) -> Moments:
         column = tensors.wide(pair[0])
         target = tensors.wide(pair[1]).to(column.device)
         pairs = (target, target), (column, column), (column, target)
-        sums.append(torch.stack([torch.vdot(*each).real for each in pairs]))
+        sums.append(torch.stack([(a.conj() * b).real.sum() for a, b in pairs]))
     return Moments(*torch.stack(sums).sum(0).tolist())
 
 
