@@ -60,15 +60,12 @@ def test_the_moments_of_shards_add_to_those_of_their_tensor(seed: int, cut: int,
     found, of = (drawn((3, 4), seed + each).to(dtype) for each in (0, 1))
     shards = patterns.moments(found.flatten()[:cut], of.flatten()[:cut])
     shards += patterns.moments(found.flatten()[cut:], of.flatten()[cut:])
-    fitted, full = shards.fit, patterns.multiple({"": found}, {"": of})
-    assert fitted is not None
+    full = patterns.multiple({"": found}, {"": of})
     assert full is not None
-    assert fitted.factors == pytest.approx(full.factors)
-    assert (fitted.left, fitted.size) == (pytest.approx(full.left), pytest.approx(full.size))
-    twice = shards.scaled(2.0).fit
-    assert twice is not None
-    assert twice.factors == pytest.approx([full.factors[0] / 2])
-    assert patterns.moments(found, torch.zeros_like(of)).fit is None
+    assert [shards.factor, shards.left] == pytest.approx([*full.factors, full.left])
+    assert shards.scaled(2.0).factor == pytest.approx(full.factors[0] / 2)
+    alone = patterns.moments(None, of) + patterns.moments(found, None)
+    assert [alone.found, alone.of, alone.dot] == pytest.approx([shards.found, shards.of, 0.0])
 
 
 def test_a_factor_of_nearly_one_is_rounding() -> None:
