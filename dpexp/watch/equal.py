@@ -23,7 +23,6 @@ from dpexp.verification.rounding import OtherwiseRounded
 from dpexp.watch.calls import full
 from dpexp.watch.ranks import LoopRanks
 from dpexp.watch.replay import Narrowest
-from dpexp.watch.shards import Shards, own
 
 Parameters = Mapping[str, nn.Parameter]
 Tensors = Mapping[str, torch.Tensor]
@@ -46,23 +45,34 @@ class Given:
     gradient: torch.Tensor | None
     state: dict[str, Any]
 
+    def cut(self, part: Any) -> Given:
+        """Copies of a part, and of that of the state which has the parameter's shape; ``...`` is all."""
+
+        def of(value: Any) -> Any:
+            is_like = isinstance(value, torch.Tensor) and value.shape == self.parameter.shape
+            return (value if part is ... else value[part]).clone() if is_like else copy.deepcopy(value)
+
+        return Given(
+            of(self.parameter), of(self.gradient), {key: of(each) for key, each in self.state.items()}
+        )
+
 
 @dataclass(frozen=True)
 class Kind:
     """How an optimizer computes its update.
 
-    ``mixes``: that of a parameter depends on others. ``on_full`` are the names of those where the update of
-    the shards is not the shards of the update, and ``magnifies`` where it magnifies rounding. ``limits`` are
-    those of the narrowest type in it.
+    ``mixes``: that of a parameter depends on others. ``whole`` are the names of those where the update of a
+    part is not that part of the update, and ``magnifies`` where it magnifies rounding. ``limits`` are those
+    of the narrowest type in it.
     """
 
     mixes: bool
-    on_full: frozenset[str]
+    whole: frozenset[str]
     magnifies: frozenset[str]
     limits: Limits
 
 
-def kind_of(optimizer: torch.optim.Optimizer, held: Parameters, shards: Shards, ranks: LoopRanks) -> Kind:
+def kind_of(optimizer: torch.optim.Optimizer, held: Parameters, ranks: LoopRanks) -> Kind:
     """Try it on copies of small parameters, with random numbers; every rank must call this before the step.
 
     Raises NotComparableError for an optimizer that draws random numbers, and for one whose copy could step
@@ -91,11 +101,17 @@ def kind_of(optimizer: torch.optim.Optimizer, held: Parameters, shards: Shards, 
             raise NotComparableError(f"{type(optimizer).__name__} draws random numbers")
         return True
 
-    def is_of_shards(name: str) -> bool:
-        of_full = given[name].parameter, given[name].gradient
-        parameter, gradient = (shards.cut(name, each).clone() for each in of_full if each is not None)
-        shard = {name: Given(parameter, gradient, state_of(optimizer, held[name], own))}
-        return _agree(shard, after(shard), {name: shards.cut(name, apart[name])})
+    def is_of_parts(name: str) -> bool:
+        """Of one half in every dimension."""
+        shape, gradient = given[name].parameter.shape, given[name].gradient
+        half = tuple(slice(0, -(-size // 2)) for size in shape)
+        if max(shape, default=1) == 1 or (gradient is not None and gradient.is_sparse):
+            return False
+        try:
+            found = after({name: given[name].cut(half)})
+        except (RuntimeError, ValueError, IndexError):  # of a state in another shape
+            return False
+        return _agree({name: given[name].cut(half)}, found, {name: apart[name][half]})
 
     def is_exact(name: str) -> bool:
         some = {name: _of_rank_one(given[name])}
@@ -109,8 +125,9 @@ def kind_of(optimizer: torch.optim.Optimizer, held: Parameters, shards: Shards, 
 
     apart = ranks.together(alone)
     is_mixed = any(ranks.all_gather(ranks.together(mixes)))
-    on_full = unlike(lambda name: not splits(held[name]) or is_of_shards(name))
-    return Kind(is_mixed, on_full, unlike(is_exact), narrowest.limits)
+    untried = (names for names in classes.values() if not given.keys() & names)
+    whole = unlike(is_of_parts).union(*untried)
+    return Kind(is_mixed, whole, unlike(is_exact), narrowest.limits)
 
 
 def _classes(optimizer: torch.optim.Optimizer, held: Parameters) -> dict[Any, list[str]]:
@@ -126,22 +143,21 @@ def _classes(optimizer: torch.optim.Optimizer, held: Parameters) -> dict[Any, li
 
 
 def _smallest(held: Parameters, names: Sequence[str]) -> list[str]:
-    """Two that can step, if possible of those that every rank has a part of."""
+    """Two that can step, if possible of those that have parts."""
 
     def size(name: str) -> tuple[bool, int]:
-        each = held[name]
-        return any(each.shape[dimension] < parts for dimension, parts in splits(each)), each.numel()
+        return max(held[name].shape, default=1) == 1, held[name].numel()
 
-    able = (name for name in names if held[name].grad is not None or splits(held[name]))
+    able = (name for name in names if held[name].grad is not None or is_split(held[name]))
     return sorted((name for name in able if held[name].numel()), key=size)[:2]
 
 
-def splits(parameter: Any) -> list[tuple[int, int]]:
-    """In which dimensions a DTensor is split, and into how many parts."""
-    if not hasattr(parameter, "placements"):
-        return []
-    pairs = zip(parameter.placements, parameter.device_mesh.shape, strict=True)
-    return [(each.dim, parts) for each, parts in pairs if parts > 1 and hasattr(each, "dim")]
+def is_split(parameter: Any) -> bool:
+    """Whether it is a DTensor of which ranks have other parts."""
+    pairs = zip(
+        getattr(parameter, "placements", ()), getattr(parameter, "device_mesh", parameter).shape, strict=False
+    )
+    return any(parts > 1 and hasattr(each, "dim") for each, parts in pairs)
 
 
 def _random(parameter: nn.Parameter, seed: int, state: dict[str, Any]) -> Given:
@@ -188,11 +204,9 @@ def _agree(given: Mapping[str, Given], found: Tensors, expected: Tensors) -> boo
 def state_of(
     optimizer: torch.optim.Optimizer, parameter: nn.Parameter, of: Callable[[torch.Tensor], torch.Tensor]
 ) -> dict[str, Any]:
-    """Copies of what the optimizer keeps of a parameter."""
-    return {
-        key: of(value).clone() if isinstance(value, torch.Tensor) else copy.deepcopy(value)
-        for key, value in optimizer.state.get(parameter, {}).items()
-    }
+    """What the optimizer keeps of a parameter, full or its shard."""
+    state = optimizer.state.get(parameter, {}).items()
+    return {key: of(value) if isinstance(value, torch.Tensor) else value for key, value in state}
 
 
 def updated(

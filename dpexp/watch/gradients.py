@@ -31,14 +31,14 @@ NORM = 3e-3
 """The norm of many numbers in float32 is off by up to so much."""
 
 
-def of_loop(held: Mapping[str, nn.Parameter], scale: torch.Tensor | None) -> OneByOne:
-    """The gradients of these parameters, dense, divided by what a fused optimizer itself divides them by."""
+def of_loop(held: Mapping[str, nn.Parameter], scale: torch.Tensor | None, is_dense: bool = True) -> OneByOne:
+    """The gradients of these parameters, divided by what a fused optimizer itself divides them by."""
 
     def gradient(name: str) -> torch.Tensor:
         grad = held[name].grad
         assert grad is not None
         found = own(grad, held[name])
-        found = found.to_dense() if found.is_sparse else found
+        found = found.to_dense() if found.is_sparse and is_dense else found
         return found if scale is None else found / scale
 
     return OneByOne([name for name, each in held.items() if each.grad is not None], gradient)

@@ -447,9 +447,9 @@ def expect_update(
 ) -> Stepping:
     """What an equal optimizer, of this kind if that is known, makes of the gradients of the loop."""
     shards, ranks = step.shards, judge.ranks
-    gradients = of_loop(held, getattr(optimizer, "grad_scale", None))
+    gradients = of_loop(held, getattr(optimizer, "grad_scale", None), is_dense=False)
     try:
-        kind = kind or kind_of(optimizer, held, shards, ranks)
+        kind = kind or kind_of(optimizer, held, ranks)
         return Stepping(update.expected(optimizer, held, gradients, kind, shards, ranks))
     except NotComparableError as why:
         judge.warn(f"the update was not compared: {why}")

@@ -7,11 +7,13 @@ compared   after each step: equal, or how far apart, and how much of that is rou
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
+from torch import nn
 
 from dpexp.config.errors import NotComparableError
 from dpexp.verification.compare import Noise, Parts
@@ -24,16 +26,18 @@ from dpexp.watch.equal import (
     Parameters,
     Tensors,
     apart_by,
+    is_split,
     norm,
-    splits,
     state_of,
     updated,
 )
 from dpexp.watch.ranks import LoopRanks
 from dpexp.watch.shards import Shards, own
 
-BUNDLE = 2**26
-"""So many bytes of parameters step at a time: those of small models in one call, large ones one by one."""
+Bundle = list[tuple[str, Any]]
+"""Names, and of each which rows."""
+BUNDLE = 2**23
+"""So many bytes of parameters step at a time: those of small models in one call, large ones by their rows."""
 SIGNS = 4
 """A change may be off by so many roots of a last bit of itself: one that is made of signs has the other one
 wherever what it reads is zero but for a few last bits."""
@@ -49,7 +53,7 @@ class Expected:
     """
 
     after: Tensors
-    changed: Tensors
+    changed: Mapping[str, float]
     rounding: Mapping[str, float]
     kind: Kind
 
@@ -68,52 +72,66 @@ def expected(
     """What the step must make of these parameters. Every rank must call this before it.
 
     ``gradients`` are what this rank owns of them, unscaled; a parameter without one has none. At a time one
-    bundle of shards is copied, or one full parameter, with its gradient and state. Raises NotComparableError.
+    bundle is copied, or one full parameter, with its gradient and state. Raises NotComparableError.
     """
     own_ids = {id(each) for each in held.values()}
     is_part = any(id(each) not in own_ids for group in optimizer.param_groups for each in group["params"])
-    if kind.mixes and (is_part or any(map(splits, held.values()))):
+    if kind.mixes and (is_part or any(map(is_split, held.values()))):
         what = "others than the model's" if is_part else "shards of several ranks"
         raise NotComparableError(f"{type(optimizer).__name__} mixes parameters, among them {what}")
-    after, changed, rounding = dict[str, torch.Tensor](), dict[str, torch.Tensor](), dict[str, float]()
+    after = {name: torch.empty_like(own(each)) for name, each in held.items()}
+    squares, rounding = dict.fromkeys(held, 0.0), dict[str, float]()
 
-    def step(given: dict[str, Given]) -> None:
+    def step(bundle: Bundle, full: Given | None = None) -> None:
+        given = {
+            name: full or _given(optimizer, held[name], gradients.get(name)).cut(part)
+            for name, part in bundle
+        }
         is_drawn = not kind.magnifies.isdisjoint(given)
         again = updated(optimizer, held, given, draw=0) if is_drawn else {}
-        for name, made in updated(optimizer, held, given).items():
-            is_full, wide = name in kind.on_full, torch.promote_types(made.dtype, torch.float32)
-            after[name] = shards.cut(name, made).clone() if is_full else made
-            changed[name] = torch.linalg.vector_norm(after[name] - own(held[name]), dtype=wide)
+        made = updated(optimizer, held, given)
+        for name, part in bundle:
+            found = made[name] if full is None else shards.cut(name, made[name])
+            after[name][part] = found
+            squares[name] += apart_by(found, own(held[name])[part]) ** 2
             if is_drawn:
-                other = shards.cut(name, again[name]) if is_full else again[name]
-                rounding[name] = MARGIN * apart_by(other, after[name])
-
-    def copied(name: str) -> Given:
-        gradient = gradients[name].clone() if name in gradients else None
-        return Given(own(held[name]).clone(), gradient, state_of(optimizer, held[name], own))
+                other = again[name] if full is None else shards.cut(name, again[name])
+                rounding[name] = MARGIN * apart_by(other, found)
 
     def of_shards() -> None:
-        names = sorted((name for name in held if name not in kind.on_full), key=kind.magnifies.__contains__)
-        for bundle in [names] if kind.mixes else _bundles(held, names):
-            step({name: copied(name) for name in bundle})
+        for bundle in _bundles(held, gradients, kind):
+            step(bundle)
 
     ranks.together(of_shards)
-    for name in (name for name in held if name in kind.on_full):
-        gradient = shards.gathered(name, gradients[name], held[name]).clone() if name in gradients else None
-        given = Given(full(held[name]).clone(), gradient, state_of(optimizer, held[name], full))
-        ranks.together(partial(step, {name: given}))
-    return Expected(after, changed, rounding, kind)
+    for name in (name for name in held if name in kind.whole and is_split(held[name])):
+        gradient = shards.gathered(name, gradients[name], held[name]) if name in gradients else None
+        given = Given(full(held[name]), gradient, state_of(optimizer, held[name], full)).cut(...)
+        ranks.together(partial(step, [(name, ...)], given))
+    return Expected(after, {name: math.sqrt(each) for name, each in squares.items()}, rounding, kind)
 
 
-def _bundles(held: Parameters, names: Sequence[str]) -> Iterator[list[str]]:
-    bundle, size = list[str](), 0
-    for name in names:
-        tensor = own(held[name])
-        if bundle and size + tensor.nbytes > BUNDLE:
-            yield bundle
-            bundle, size = [], 0
-        bundle.append(name)
-        size += tensor.nbytes
+def _given(optimizer: torch.optim.Optimizer, parameter: nn.Parameter, gradient: torch.Tensor | None) -> Given:
+    return Given(own(parameter), gradient, state_of(optimizer, parameter, own))
+
+
+def _bundles(held: Parameters, gradients: Tensors, kind: Kind) -> Iterator[Bundle]:
+    """What is stepped at a time: the rows of elementwise ones, or parameters that are no shards, by size."""
+    bundle, left = Bundle(), BUNDLE
+    for name in sorted(held, key=kind.magnifies.__contains__):
+        shard = own(held[name])
+        if name in kind.whole and is_split(held[name]):
+            continue
+        is_sparse = name in gradients and gradients[name].is_sparse
+        is_whole = kind.mixes or is_sparse or name in kind.whole or not shard.dim()
+        rows = max(1, BUNDLE * len(shard) // max(1, shard.nbytes)) if not is_whole else 0
+        parts = [slice(at, at + rows) for at in range(0, len(shard), rows)] if rows else [...]
+        for part in parts:
+            size = shard[part].nbytes
+            if bundle and not kind.mixes and (size > left or bundle[-1][0] == name):
+                yield bundle
+                bundle, left = Bundle(), BUNDLE
+            bundle.append((name, part))
+            left -= size
     if bundle:
         yield bundle
 
@@ -127,13 +145,13 @@ def compared(expected: Expected, held: Parameters) -> tuple[dict[str, Parts], No
     """
     parts, noise = dict[str, Parts](), dict[tuple[str, str], list[float]]()
     for name, after in expected.after.items():
-        found, size = own(held[name]), float(expected.changed[name])
+        found, size = own(held[name]), expected.changed[name]
         size = size if math.isfinite(size) else 0.0
         is_like = found.shape == after.shape and found.dtype == after.dtype
         apart = 0.0 if is_like and torch.equal(found, after) else math.inf
         if apart and is_like:
             apart = apart_by(found, after)
-            eps, of_norms = torch.finfo(after.dtype).eps, OF_NORMS * (name in expected.kind.on_full)
+            eps, of_norms = torch.finfo(after.dtype).eps, OF_NORMS * (name in expected.kind.whole)
             rounding = LAST_BITS * eps * norm(after) + (SIGNS * math.sqrt(eps) + of_norms) * size
             noise["updates", name] = [max(rounding, expected.rounding.get(name, 0.0))]
         parts[name] = Parts((size,), (math.inf if math.isnan(apart) else apart,), (max(1, after.numel()),))

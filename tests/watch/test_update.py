@@ -138,7 +138,7 @@ class Steps:
 
     def expected(self) -> update.Expected:
         some = self.optimizer, self.held
-        self.kind = self.kind or equal.kind_of(*some, self.shards, self.ranks)
+        self.kind = self.kind or equal.kind_of(*some, self.ranks)
         gradients = own_gradients(self.held)
         return update.expected(*some, gradients, self.kind, self.shards, self.ranks)
 
@@ -348,7 +348,7 @@ def of_shards(_: ProcessGroup, name: str) -> Any:
     assert steps.kind is not None
     worst = max((each for step in found for each in step.values()), key=lambda each: each.ratio)
     is_own = all(each.shape == own(steps.held[name]).shape for name, each in steps.expected().after.items())
-    return {"ratio": worst.ratio, "apart": worst.apart, "full": sorted(steps.kind.on_full), "own": is_own}
+    return {"ratio": worst.ratio, "apart": worst.apart, "full": sorted(steps.kind.whole), "own": is_own}
 
 
 @pytest.mark.parametrize("name", ["adamw", "momentum", "adamw_fused", "adagrad"])
@@ -396,9 +396,9 @@ def split_along_columns(_: ProcessGroup) -> Any:
     steps = Steps(Lamb(module.parameters()), module)
     worst = max(each.ratio for step in steps.take() for each in step.values())
     assert steps.kind is not None
-    return [worst <= 1, sorted(steps.kind.on_full)]
+    return [worst <= 1, sorted(steps.kind.whole)]
 
 
 def test_columns_and_replicas() -> None:
     (by_rank,) = in_ranks(2, __file__, "split_along_columns").values()
-    assert by_rank == [[True, ["0.weight"]]] * 2
+    assert by_rank == [[True, ["0.weight", "1.weight"]]] * 2
