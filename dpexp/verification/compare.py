@@ -210,8 +210,10 @@ class Spectrum:
 
     @classmethod
     def of_one(cls, count: int, size: float, apart: float) -> Spectrum:
-        """That of so many numbers which are judged together, as those of an equal shard."""
-        mean = size / math.sqrt(count) if count else 0.0
+        """That of so many numbers which are judged together, as those of an equal shard, or of no power."""
+        if not count:
+            return cls({})
+        mean = size / math.sqrt(count)
         return cls({math.frexp(mean)[1] if mean else _LOWEST: (count, size, apart)})
 
     def __add__(self, other: Spectrum) -> Spectrum:
@@ -224,11 +226,12 @@ class Spectrum:
     @property
     def parts(self) -> Parts:
         """Its parts, the smallest first."""
-        used = sorted(self.powers)
+        powers = self.powers or {_LOWEST: (1, 0.0, 0.0)}
+        used = sorted(powers)
         starts = _starts(used)
         of_parts: list[list[tuple[int, float, float]]] = [[] for _ in starts]
         for power in used:
-            of_parts[bisect_right(starts, power) - 1].append(self.powers[power])
+            of_parts[bisect_right(starts, power) - 1].append(powers[power])
         counts, sizes, apart = zip(*(tuple(zip(*part, strict=True)) for part in of_parts), strict=True)
         norms = [min(math.hypot(*each), sys.float_info.max) for each in sizes]
         totals = [sum(each) for each in counts] if len(starts) > 1 else (1,)
@@ -250,7 +253,7 @@ def spectrum(found: torch.Tensor | None, expected: torch.Tensor | None) -> Spect
     count = expected.numel()
     kinds = [(each.shape, each.is_floating_point(), each.is_complex()) for each in (found, expected)]
     if kinds[0] != kinds[1]:
-        return Spectrum.of_one(count, magnitude(expected), math.inf)
+        return Spectrum.of_one(max(1, count), magnitude(expected), math.inf)
     pairs = list(chunks(*dense(found, expected)))
     if all(_are_equal(*pair) for pair in pairs):
         return Spectrum.of_one(count, magnitude(expected), 0.0)

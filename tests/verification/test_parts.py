@@ -196,6 +196,9 @@ def test_an_equal_shard_adds_its_numbers_to_those_of_its_size() -> None:
     masked = torch.cat([ones, torch.full((8,), -1e9)])
     both = (spectrum(masked, masked.clone()) + spectrum(masked * 2, masked)).parts
     assert both.norms == pytest.approx([8**0.5, 4e9 * 1.0], rel=1e-6)
+    none = torch.zeros(0)
+    assert spectrum(none, none) + spectrum(ones * 1.5, ones) == spectrum(ones * 1.5, ones)
+    assert spectrum(none, none).parts.apart == [0.0]
     missing = spectrum(None, ones) + spectrum(ones, ones.clone())
     assert missing.parts.apart == [8**0.5]
     assert pickle.loads(pickle.dumps(half)) == half
