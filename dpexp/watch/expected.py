@@ -290,8 +290,11 @@ class _Buckets:
 
     def _add(self, names: Sequence[str]) -> None:
         shapes = [self._shards.shapes[name] for name in names]
-        like = self._sums[names[0]]
-        flat = torch.zeros(sum(map(prod, shapes)), dtype=like.dtype, device=like.device)
+        like, alone = self._sums[names[0]], self._waiting.get(names[0])
+        if alone is not None and len(names) == 1 and alone.dtype == like.dtype and alone.is_contiguous():
+            flat = self._waiting.pop(names[0]).view(-1)
+        else:
+            flat = torch.zeros(sum(map(prod, shapes)), dtype=like.dtype, device=like.device)
         pieces = torch.split(flat, [*map(prod, shapes)])
         for name, piece, shape in zip(names, pieces, shapes, strict=True):
             if (gradient := self._waiting.pop(name, None)) is not None:
