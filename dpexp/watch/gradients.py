@@ -155,7 +155,7 @@ def clipped(
         fitted = sum(sides.measured(some).values(), Moments()).factor
         of_loop = times if math.isnan(fitted) else fitted
         is_active |= times < 1
-        times = of_loop if abs(of_loop / times - 1) < NORM and times < 1 + NORM and of_loop < 1 else times
+        times = min(1.0, of_loop) if abs(of_loop / times - 1) < NORM else times
         if times < 1:
             result |= {name: each.scaled(times) for name, each in some.items()}
     return result, is_active

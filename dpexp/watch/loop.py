@@ -56,8 +56,11 @@ MOST_CLOSED = 8
 
 @dataclass
 class Seen:
-    """What a watch has seen of the loop since an optimizer stepped, besides calls."""
+    """What a watch has seen of the loop since an optimizer stepped, besides calls. ``clips`` are of one
+    ``window``, as are the gradients ``unclipped``.
+    """
 
+    window: int = 0
     clips: list[Clip] = field(default_factory=list)
     is_unscaled: bool = False
     is_scaled: bool = False
@@ -250,6 +253,8 @@ class WatchedLoop:
             some, passes = frozenset(map(id, parameters)), self._calls.passes_so_far
             is_empty = all(each.grad is None for each in parameters)
             seen = Clip(kind, some, limit, norm, norm_type, passes, not self._seen.is_unscaled, is_empty)
+            if (window := self._calls.window_so_far) != self._seen.window:  # gradients of before are gone
+                self._seen.window, self._seen.clips, self._seen.of_pass = window, [], -1
             self._seen.clips.append(seen)
             if passes != self._seen.of_pass:  # else they are clipped already
                 self._seen.unclipped, self._seen.of_pass = self._samples(), passes
@@ -436,14 +441,15 @@ class WatchedLoop:
 
     def _observed(self, optimizer: torch.optim.Optimizer) -> Observed:
         calls, seen = self._calls, self._seen
+        clips = seen.clips if seen.window == calls.windows else []
         calls.note_edits()
         written = frozenset(id(each) for each in self._written)
         return Observed(
             calls.window,
             calls.passes,
-            [each if seen.is_scaled else replace(each, is_scaled=False) for each in seen.clips],
+            [each if seen.is_scaled else replace(each, is_scaled=False) for each in clips],
             self._residue,
-            seen.unclipped if seen.of_pass == calls.passes else None,
+            seen.unclipped if clips and seen.of_pass == calls.passes else None,
             self._carried_to(optimizer),
             seen.is_scaled,
             seen.scaler.get_scale() if seen.scaler is not None and seen.scaler.is_enabled() else 1.0,

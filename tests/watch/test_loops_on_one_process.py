@@ -210,7 +210,8 @@ def steps_that_are_skipped_for_their_norm() -> Any:
         optimizer.zero_grad()
         inputs, labels = numbers(step, 0)
         run.loss(model(inputs), labels).backward()
-        if float(nn.utils.clip_grad_norm_(model.parameters(), 0.1)) < 1e9 and step % 2:
+        limit = 0.01 if step % 2 else 0.1
+        if float(nn.utils.clip_grad_norm_(model.parameters(), limit)) < 1e9 and step % 2:
             continue
         optimizer.step()
     return run
