@@ -34,6 +34,9 @@ LAST_BITS = 2
 TRIED, AGREE = 10, 1e-4
 """So many steps tell how an optimizer works: one that estimates its rate, as Prodigy does, begins to change
 it after some. Changes that agree differ by so much of themselves."""
+SIDES = (256, 256, 64)
+"""A parameter of so many dimensions is tried with so many numbers along each of them at most: some optimizers
+treat large ones otherwise, as those that factor their state."""
 _CHUNK = 2**22
 
 
@@ -73,17 +76,14 @@ class Kind:
 
 
 def kind_of(optimizer: torch.optim.Optimizer, held: Parameters, ranks: LoopRanks) -> Kind:
-    """Try it on copies of small parameters, with random numbers; every rank must call this before the step.
+    """Try it on parameters with random numbers; every rank must call this before the step.
 
     Raises NotComparableError for an optimizer that draws random numbers, and for one whose copy could step
     the loop's own parameters.
     """
     classes = _classes(optimizer, held)
-    tried = [name for names in classes.values() for name in _smallest(held, names)]
-    given = {
-        name: _random(held[name], number, state_of(optimizer, held[name], full))
-        for number, name in enumerate(tried)
-    }
+    tried = [name for names in classes.values() for name in _ends(held, names)]
+    given = {name: _random(optimizer, held[name], number) for number, name in enumerate(tried)}
     gradients = (each.grad for each in held.values() if each.grad is not None)
     narrowest = Narrowest([*held.values(), *gradients])  # Muon computes in bfloat16
 
@@ -102,9 +102,9 @@ def kind_of(optimizer: torch.optim.Optimizer, held: Parameters, ranks: LoopRanks
         return True
 
     def is_of_parts(name: str) -> bool:
-        """Of one half in every dimension."""
+        """Of the last half in every dimension."""
         shape, gradient = given[name].parameter.shape, given[name].gradient
-        half = tuple(slice(0, -(-size // 2)) for size in shape)
+        half = tuple(slice(size // 2, size) for size in shape)
         if max(shape, default=1) == 1 or (gradient is not None and gradient.is_sparse):
             return False
         try:
@@ -142,14 +142,14 @@ def _classes(optimizer: torch.optim.Optimizer, held: Parameters) -> dict[Any, li
     return classes
 
 
-def _smallest(held: Parameters, names: Sequence[str]) -> list[str]:
-    """Two that can step, if possible of those that have parts."""
-
-    def size(name: str) -> tuple[bool, int]:
-        return max(held[name].shape, default=1) == 1, held[name].numel()
-
-    able = (name for name in names if held[name].grad is not None or is_split(held[name]))
-    return sorted((name for name in able if held[name].numel()), key=size)[:2]
+def _ends(held: Parameters, names: Sequence[str]) -> list[str]:
+    """The smallest and the largest that can step, if possible of those that have parts."""
+    able = [name for name in names if held[name].grad is not None or is_split(held[name])]
+    parted = [name for name in able if max(held[name].shape, default=1) > 1]
+    some = sorted(
+        (name for name in parted or able if held[name].numel()), key=lambda name: held[name].numel()
+    )
+    return [*some[:1], *some[1:][-1:]]
 
 
 def is_split(parameter: Any) -> bool:
@@ -160,8 +160,11 @@ def is_split(parameter: Any) -> bool:
     return any(parts > 1 and hasattr(each, "dim") for each, parts in pairs)
 
 
-def _random(parameter: nn.Parameter, seed: int, state: dict[str, Any]) -> Given:
-    """Full tensors that are the same on every rank, and larger ones towards the end of each dimension."""
+def _random(optimizer: torch.optim.Optimizer, parameter: nn.Parameter, seed: int) -> Given:
+    """Full tensors that are the same on every rank, and larger numbers towards the end of each dimension.
+
+    What is cut to ``SIDES`` has no state yet.
+    """
     rng = torch.Generator().manual_seed(seed)
 
     def of(shape: torch.Size) -> torch.Tensor:
@@ -170,11 +173,16 @@ def _random(parameter: nn.Parameter, seed: int, state: dict[str, Any]) -> Given:
             made.mul_(torch.linspace(1, 2, length).reshape(-1, *[1] * (len(shape) - dimension - 1)))
         return made.to(parameter.device, parameter.dtype)
 
-    gradient, like = of(parameter.shape).mul_(1 + seed % 3), parameter.grad
+    shape, like = parameter.shape, parameter.grad
     if like is not None and like.is_sparse:
         gradient = like.detach().coalesce().clone()
         gradient.values().copy_(of(gradient.values().shape))
-    return Given(of(parameter.shape), gradient, state)
+    else:
+        most = SIDES[min(len(shape), len(SIDES)) - 1]
+        shape = torch.Size(min(size, most) for size in shape)
+        gradient = of(shape).mul_(1 + seed % 3)
+    state = state_of(optimizer, parameter, full) if shape == parameter.shape else {}
+    return Given(of(shape), gradient, state)
 
 
 def _of_rank_one(given: Given) -> Given:

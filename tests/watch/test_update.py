@@ -56,6 +56,17 @@ class Lamb(Own):
             each.sub_(group["lr"] * trust * way)
 
 
+class FactorsLarge(Own):
+    """As some of Adafactor: of matrices with few rows or columns it takes the squares themselves."""
+
+    def change(self) -> None:
+        for group, each in self.pairs():
+            squares = each.grad.square()
+            if each.dim() == 2 and min(each.shape) >= 16:
+                squares = torch.outer(squares.mean(1), squares.mean(0)) / squares.mean()
+            each.sub_(group["lr"] * each.grad / squares.sqrt())
+
+
 class NormOfAll(Own):
     def change(self) -> None:
         norm = sum(each.grad.square().sum() for _, each in self.pairs()).sqrt()
@@ -196,6 +207,13 @@ def test_update_of_an_equal_optimizer_has_the_same_bits(name: str, monkeypatch: 
     assert largest(steps.take(12 if name == "estimates" else 3)) == 0
     assert steps.kind is not None
     assert steps.kind.mixes == (name in TOGETHER)
+
+
+def test_optimizer_that_treats_large_parameters_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(update, "BUNDLE", 300)
+    monkeypatch.setattr(equal, "SIDES", (32, 32, 8))
+    module = nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 40), nn.Linear(40, 50))
+    assert largest(Steps(FactorsLarge(module.parameters()), module).take()) == 0
 
 
 def test_muon_computes_in_bfloat16() -> None:
