@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Container
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -17,7 +18,9 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from dpexp.config.errors import NotComparableError
 from dpexp.strategies.modules import child_name, parts
+from dpexp.watch.state import State
 
 
 def block_names(model: nn.Module) -> list[str]:
@@ -51,37 +54,70 @@ def parameters_of(model: nn.Module, blocks: list[str]) -> dict[str, list[str]]:
     return {block: [names[number] for number, some in users.items() if some == {block}] for block in blocks}
 
 
+class Absent(nn.Parameter):
+    """A parameter that is not there: it has a shape, a type and a device, and computing with it raises
+    NotComparableError.
+    """
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.__name__ in _OF_SHAPES:
+            return super(nn.Parameter, cls).__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]
+        raise NotComparableError("the model uses parameters of a block outside of it: state replica='full'")
+
+
+_OF_SHAPES = {
+    *("__get__", "__set__", "__len__", "size", "stride", "dim", "numel", "element_size", "is_contiguous"),
+    *("is_floating_point", "is_complex", "register_post_accumulate_grad_hook"),
+}
+
+
 def compute_in_blocks(
-    model: nn.Module, blocks: Container[str], enter: Callable[[str], None], leave: Callable[[], None]
+    model: nn.Module,
+    blocks: Container[str],
+    enter: Callable[[str], None],
+    leave: Callable[[], None],
+    device: torch.device,
 ) -> None:
     """Let the parts of these names call ``enter`` before they compute, also in a backward, where they compute
-    again, and ``leave`` after the forward.
+    again from the same state, and ``leave`` after the forward.
     """
     done = set[nn.Module]()
     for part in parts(model):
         if part.name in blocks and part.module not in done:
             done.add(part.module)
-            compute = partial(_computed, partial(enter, part.name), part.module.forward, leave)
-            part.module.forward = compute
+            block = _Block(part.module, part.module.forward, partial(enter, part.name), leave, device)
+            part.module.forward = block
 
 
-def _computed(
-    enter: Callable[[], None],
-    forward: Callable[..., Any],
-    leave: Callable[[], None],
-    *args: Any,
-    **kwargs: Any,
-) -> Any:
-    def entered(*args: Any, **kwargs: Any) -> Any:
-        enter()
-        return forward(*args, **kwargs)
+@dataclass(frozen=True)
+class _Block:
+    """The ``forward`` of a part that is a block."""
 
-    try:
-        if torch.is_grad_enabled():
-            return checkpoint(entered, *args, use_reentrant=False, **kwargs)
-        return entered(*args, **kwargs)
-    finally:
-        leave()
+    part: nn.Module
+    forward: Callable[..., Any]
+    enter: Callable[[], None]
+    leave: Callable[[], None]
+    device: torch.device
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        before: State | None = None
+
+        def entered(*args: Any, **kwargs: Any) -> Any:
+            nonlocal before
+            self.enter()
+            if before is None:
+                before = State.of(self.part, self.device.type, torch.clone)
+            else:
+                before.load(self.part, self.device)
+            return self.forward(*args, **kwargs)
+
+        try:
+            if not torch.is_grad_enabled():
+                return entered(*args, **kwargs)
+            return checkpoint(entered, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
+        finally:
+            self.leave()
 
 
 def is_in_backward() -> bool:

@@ -26,13 +26,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dpexp import devices, tensors
 from dpexp.config.errors import NotComparableError, describe
-from dpexp.data.rng import random_state, set_random_state
 from dpexp.record.journal import WATCH_STRATEGY
-from dpexp.strategies.modules import child_name, named_buffers, named_parameters, parts
+from dpexp.strategies.modules import child_name, named_parameters, parts
 from dpexp.strategies.placed import full_output
 from dpexp.watch.clones import Clones
 from dpexp.watch.graph import Walk, edges, mark, marked, modules_in, new_in, walk
 from dpexp.watch.hooks import Hook, RootHook
+from dpexp.watch.state import RandomState, State
 
 NOT_OF_PROGRAM = str(Path(torch.__file__).parent), str(Path(__file__).parents[1])
 DEPTH = 30
@@ -56,39 +56,16 @@ class Autocast(NamedTuple):
         return torch.autocast(self.kind, self.dtype, enabled=self.enabled)
 
 
-class RandomState(NamedTuple):
-    """The states of the host's random number generators, and of the accelerator in use; both are copies."""
-
-    host: bytes
-    accelerator: bytes = b""
-
-    @classmethod
-    def now(cls, kind: str) -> RandomState:
-        """Those of this thread's current device, where it is of this kind."""
-        if kind == "cpu":
-            return cls(random_state())
-        module: Any = torch.get_device_module(kind)
-        return cls(random_state(), module.get_rng_state().numpy().tobytes())
-
-    def load(self, device: torch.device) -> None:
-        """Restore them; the accelerator's on this device."""
-        set_random_state(self.host)
-        if self.accelerator:
-            state = torch.frombuffer(bytearray(self.accelerator), dtype=torch.uint8)
-            module: Any = torch.get_device_module(device)
-            module.set_rng_state(state, device)
-
-
 @dataclass(frozen=True, eq=False)
 class Call:
     """A call of a part of the model, or of a loss, as observed.
 
-    ``attributes`` are the plain ones of each part inside, such as ``training``; ``leaves`` are its outputs,
-    and what it has left in attributes at the paths ``left``. Those of a loss are its arguments, and ``place``
-    says from where in the program it is called. ``gradients`` are the loop's, by the place of the leaf;
-    without any, no backward has reached the call. ``backward`` is the number of the pass that reached it
-    first, ``losses`` are the places of the losses that lead to it, in the same window. Of a loss that is not
-    the whole one the loop may differentiate any multiple: ``coefficient`` is that, where it is known.
+    ``before`` it the part had this state, and after it the random numbers ``drawn``; ``leaves`` are its
+    outputs, and what it has left in attributes at the paths ``left``. Those of a loss are its arguments, and
+    ``place`` says from where in the program it is called. ``gradients`` are the loop's, by the place of the
+    leaf; without any, no backward has reached the call. ``backward`` is the number of the pass that reached
+    it first, ``losses`` are the places of the losses that lead to it, in the same window. Of a loss that is
+    not the whole one the loop may differentiate any multiple: ``coefficient`` is that, where it is known.
     """
 
     part: str
@@ -104,10 +81,8 @@ class Call:
     gradients: Mapping[int, torch.Tensor] = field(default_factory=dict)
     takes_inputs: bool = False
     feeds_back: bool = False
-    random: RandomState | None = None
+    before: State | None = None
     drawn: RandomState | None = None
-    attributes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    buffers: Mapping[str, torch.Tensor] = field(default_factory=dict)
     function: Callable[..., Any] | None = None
     place: tuple[int, int] = (0, 0)
     is_whole: bool = True
@@ -444,9 +419,7 @@ class LoopCalls:
             time.perf_counter(),
             takes_inputs=any(each.is_leaf and each.requires_grad for each in tensors.walk(inputs)),
             feeds_back=any(each.grad_fn is not None for each in tensors.walk(inputs)),
-            random=RandomState.now(kind),
-            attributes={each.name: _plain(each.module) for each in parts(module)},
-            buffers={key: self._clones.of(full(each)) for key, each in named_buffers(module).items()},
+            before=State.of(module, kind, lambda buffer: self._clones.of(full(buffer))),
         )
         if not is_replica:
             new_in(module)
@@ -660,20 +633,10 @@ def _places() -> tuple[int, int]:
     return own, zlib.crc32("\n".join(lines).encode())
 
 
-_NUMBERS = (int, float)
-"""A tuple is checked several times as fast as a union; a bool is an int."""
-
-
 def _parameters(module: nn.Module) -> list[nn.Parameter]:
     """As ``module.parameters()``, without their names, which take most of its time."""
     some = (own for part in modules_in(module) for own in part._parameters.values() if own is not None)
     return list(dict.fromkeys(some))
-
-
-def _plain(module: nn.Module) -> dict[str, Any]:
-    """Attributes that are numbers or flags, which a loop may change, and a forward may count in."""
-    items = vars(module).items()
-    return {key: each for key, each in items if isinstance(each, _NUMBERS) and key[:4] != "_is_"}
 
 
 def _sequence() -> int:

@@ -21,15 +21,16 @@ from dpexp import devices, tensors
 from dpexp.config.errors import NotComparableError
 from dpexp.copies import copied_module
 from dpexp.data.rng import kept_globals
-from dpexp.strategies.modules import child_name, named_parameters, parts
+from dpexp.strategies.modules import named_parameters, parts
 from dpexp.verification.alone import alone, everyone
 from dpexp.verification.compare import Limits
 from dpexp.verification.own_steps import base_tolerance
 from dpexp.verification.rounding import OtherwiseRounded
-from dpexp.watch.blocks import compute_in_blocks, is_in_backward
-from dpexp.watch.calls import Call, RandomState, full
+from dpexp.watch.blocks import Absent, compute_in_blocks, is_in_backward
+from dpexp.watch.calls import Call, full
 from dpexp.watch.graph import new_in
 from dpexp.watch.ranks import LoopRanks
+from dpexp.watch.state import RandomState
 
 Take = Callable[[str, torch.Tensor], None]
 """It gets the name of a parameter, and its gradient."""
@@ -105,7 +106,7 @@ class Replay:
         self._source: Mapping[str, nn.Parameter] = {}
         self._ranks: LoopRanks | None = None
         self._entered = ""
-        self._on_leave: Callable[[Sequence[str]], None] = lambda names: None
+        self._on_leave: Callable[[Sequence[str]], None] = _ignore
 
     @property
     def trained(self) -> list[str]:
@@ -135,20 +136,23 @@ class Replay:
         """Take the parameters, which ``check`` has seen; every rank must call this."""
         self.low = low_of(laid_out)
         self._source, self._ranks = named_parameters(laid_out), ranks
-        _materialize(self._model, next((each.device for each in self._source.values()), devices.HOST))
+        device = next((each.device for each in self._source.values()), devices.HOST)
+        _materialize(self._model, device)
         self.parameters = named_parameters(self._model)
         if not self.blocks:
             self.blocks = blocks
-            compute_in_blocks(self._model, blocks, self._enter, self._leave)
+            compute_in_blocks(self._model, blocks, self._enter, self._leave, device)
         for name, each in self.parameters.items():
-            each.requires_grad_(self._source[name].requires_grad)
-        stay = self.parameters.keys() - {name for names in blocks.values() for name in names}
+            each.requires_grad = self._source[name].requires_grad
+        of_blocks = {name for names in blocks.values() for name in names}
+        stay = self.parameters.keys() - of_blocks
+        self._free(of_blocks)
         ranks.together(lambda: self._allocate(stay))
         self._fill(stay)
 
     def release(self) -> None:
         """Free the parameters and buffers."""
-        self._free(self.parameters)
+        self._free(self._source)
         for each in self._model.buffers():
             each.data = each.data.new_empty(0)
         self._source, self._ranks = {}, None
@@ -163,40 +167,48 @@ class Replay:
 
     def _allocate(self, names: Iterable[str]) -> None:
         """Where no rank waits for another one: there may be no memory."""
-        own = self.parameters
         for name in names:
-            each, source = own[name], self._source[name]
+            each, source = self.parameters[name], self._source[name]
             kind = self.low or source.dtype
+            if type(each) is Absent:
+                each.__class__ = nn.Parameter  # type: ignore[assignment]
             if not each.is_contiguous() or (each.dtype, each.device) != (kind, source.device):
                 each.data = torch.empty(each.shape, dtype=kind, device=source.device)
 
     def _fill(self, names: Iterable[str]) -> None:
-        own = self.parameters
         for name in sorted(names):
-            own[name].data.copy_(full(self._source[name]))
+            self.parameters[name].data.copy_(full(self._source[name]))
 
     def _free(self, names: Iterable[str]) -> None:
-        own = self.parameters
         for name in names:
-            own[name].data = _without_numbers(own[name].shape, own[name].dtype, own[name].device)
+            each, source = self.parameters[name], self._source[name]
+            each.data = _without_numbers(each.shape, self.low or source.dtype, source.device)
+            if type(each) is nn.Parameter:
+                each.__class__ = Absent
 
     def _enter(self, block: str) -> None:
         """Every rank comes here, or none; those that fail elsewhere come to no block."""
         assert self._ranks is not None
         with everyone():
             before, self._entered = self._entered, block
-            self._free(self.blocks.get(before, ()))
+            if before != block:
+                self._free(self.blocks.get(before, ()))
             self._allocate(self.blocks[block])
-            if self.is_gathered and any(each != block for each in self._ranks.all_gather(block)):
+            now = block, is_in_backward()
+            if self.is_gathered and any(each != now for each in self._ranks.all_gather(now)):
                 raise NotComparableError("ranks compute other parts of the model: state replica='full'")
+            if before == block:
+                return
             if before and is_in_backward():
                 self._on_leave(self.blocks[before])
             self._fill(self.blocks[block])
 
     def _leave(self) -> None:
-        """The forward of the block has ended."""
-        self._free(self.blocks.get(self._entered, ()))
-        self._entered = "" if not is_in_backward() else self._entered
+        """The forward of the block has ended; inside of a backward it is there until the next one."""
+        if not is_in_backward():
+            self._free(self.blocks.get(self._entered, ()))
+            self._entered = ""
+            torch.clear_autocast_cache()
 
     def end_round(self) -> None:
         """Every rank must call this after a call, also after an error in it."""
@@ -267,7 +279,9 @@ class Replay:
             for handle in handles:
                 handle.remove()
             self._leave()
-            self._model.zero_grad()
+            self._on_leave = _ignore
+            for each in self.parameters.values():
+                each.grad = None
 
     def scalar(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """The loss among the outputs of the model, a scalar: in eval mode, if it has one there."""
@@ -281,11 +295,8 @@ class Replay:
 
     def on_host(self) -> Replay:
         """A copy on the host, where an id that is not known raises and does not break the device."""
-        if self.is_gathered:
-            raise NotComparableError(
-                "the loss is inside a model of which this rank has no copy: state weight=, a function of the "
-                "model's inputs"
-            )
+        if self.blocks:
+            raise NotComparableError("its parameters are there one block at a time")
         if all(each.device.type == "cpu" for each in self.parameters.values()):
             return self
         other = copy.copy(self)
@@ -300,22 +311,20 @@ class Replay:
         called = next((each.module for each in parts(self._model) if each.name == call.part), None)
         if called is None:
             raise NotComparableError(f"'{call.part}', which the loop calls, is not in the model as written")
-        for part in parts(called):
-            vars(part.module).update(call.attributes.get(part.name, {}))
-            for key, buffer in part.module._buffers.items():
-                kept = call.buffers.get(child_name(part.name, key))
-                if buffer is not None and kept is not None:
-                    buffer.data = kept.to(buffer.device, copy=True)
         inputs = tensors.map_tensors(torch.clone, call.inputs)
         places = {each.device for each in self.parameters.values()}
         if len(places) == 1 and places != {devices.HOST}:  # a replica was on a device of its own
             inputs = devices.move(inputs, *places)
         if self.low:
             inputs = tensors.cast(inputs, self.low)
-        assert call.random is not None
-        call.random.load(next(iter(places), devices.HOST))
+        assert call.before is not None
+        call.before.load(called, next(iter(places), devices.HOST))
         with alone(), call.autocast.entered(), rounded(draw):
             yield called, inputs
+
+
+def _ignore(names: Sequence[str]) -> None:
+    """Nobody waits for these."""
 
 
 def low_of(laid_out: nn.Module) -> torch.dtype | None:

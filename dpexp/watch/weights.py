@@ -349,9 +349,10 @@ class Weighing:
         if (average := measured(pairs, ranks, self._chosen)) is not None:
             return self._shares(own, average)
         if any(ranks.all_gather(any(each.function is None for each in own))):
+            is_rule = "is not a mean over rows or labels, nor a sum"
+            why = "is not tried alone with replica='blocks'" if self._replay.blocks else is_rule
             raise NotComparableError(
-                "the loss inside the model is not a mean over rows or labels, nor a sum: state weight=, "
-                "a function of the model's inputs"
+                f"the loss inside the model {why}: state weight=, a function of the model's inputs"
             )
         return Counted(None, "")
 
