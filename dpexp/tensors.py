@@ -7,6 +7,7 @@ unlike ``torch.utils._pytree`` it enters dataclasses and subclasses of dict with
 import copy
 import dataclasses
 import hashlib
+import math
 import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -134,6 +135,22 @@ def norm(tensor: torch.Tensor) -> torch.Tensor:
     values = values.coalesce().values() if values.is_sparse else values
     is_short = values.is_floating_point() and values.element_size() < 4
     found: torch.Tensor = torch.linalg.vector_norm(values.float() if is_short else values)
+    return found
+
+
+def empty_together(
+    like: Mapping[str, tuple[Sequence[int], torch.dtype, torch.device]],
+) -> dict[str, torch.Tensor]:
+    """Tensors of these shapes, types and devices by name, without numbers.
+
+    Those of one type are one piece of memory, which is freed as one, and leaves no gaps.
+    """
+    found = dict[str, torch.Tensor]()
+    for kind in {(dtype, device) for _, dtype, device in like.values()}:
+        shapes = {name: shape for name, (shape, *own) in like.items() if tuple(own) == kind}
+        sizes = [math.prod(shape) for shape in shapes.values()]
+        pieces = torch.split(torch.empty(sum(sizes), dtype=kind[0], device=kind[1]), sizes)
+        found |= {name: each.view(*shapes[name]) for name, each in zip(shapes, pieces, strict=True)}
     return found
 
 

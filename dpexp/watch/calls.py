@@ -258,6 +258,12 @@ class LoopCalls:
         """An optimizer has stepped: what the next backward reaches begins a new window."""
         self._has_stepped = True
 
+    def forget_window(self) -> None:
+        """What a backward has reached is used up."""
+        self._of_model = [each for each in self._of_model if not each.gradients]
+        self._of_loss = [each for each in self._of_loss if not each.gradients]
+        self._penalties = []
+
     def drop_others(self) -> None:
         """Forget the calls that no backward has reached since the step before, as those of a validation."""
         some = *self._of_model, *self._of_loss
@@ -302,9 +308,8 @@ class LoopCalls:
 
     def _begin_window(self) -> None:
         """What the optimizer has used up is not part of this step."""
-        self._of_model = [each for each in self._of_model if not each.gradients]
-        self._of_loss = [each for each in self._of_loss if not each.gradients]
-        self._penalties, self.passes, self.is_by_grad = [], 0, False
+        self.forget_window()
+        self.passes, self.is_by_grad = 0, False
         self._clones.prune()
         self._has_stepped, self._versions, self._noted, self.is_edited = False, (), (), False
         self.windows += 1

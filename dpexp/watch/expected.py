@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+from dpexp import tensors
 from dpexp.config.errors import NotComparableError
 from dpexp.verification.compare import Limits, Parts, parts
 from dpexp.watch.calls import Window, full
@@ -100,6 +101,10 @@ class Step:
         left = {name: each for name, each in self.sums.items() if name not in held}
         return replace(self, expected=replace(self.expected, sums=left))
 
+    def over(self) -> Step:
+        """It, without what no optimizer needs any more."""
+        return replace(self, window=Window(), expected=Expected())
+
 
 class OneByOne(Mapping[str, torch.Tensor]):
     """Tensors by name, each of which is computed whenever it is asked for."""
@@ -131,7 +136,7 @@ def expected(
     some = [name for name in replay.trained if names is None or name in names]
     if any(each != some for each in ranks.all_gather(some)):
         raise NotComparableError("ranks train other parameters")
-    sums = {name: _zeros(replay.parameters[name], shards.shape(name)) for name in some}
+    sums = _zeros({name: replay.parameters[name] for name in some}, shards)
     passes = sorted({each.backward for some in (window.calls, window.penalties) for each in some})
     columns: dict[int, dict[str, torch.Tensor]] = {number: {} for number in passes}
     is_counted = step.counted[ranks.rank] == ranks.rank
@@ -224,9 +229,17 @@ def _compared(number: int, found: Sequence[torch.Tensor], right: Sequence[torch.
     }
 
 
-def _zeros(like: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
-    """Where gradients of a parameter like this are added."""
-    return torch.zeros(shape, dtype=torch.promote_types(like.dtype, torch.float32), device=like.device)
+def _zeros(parameters: Mapping[str, torch.Tensor], shards: Shards) -> dict[str, torch.Tensor]:
+    """Where the gradients of these are added."""
+    found = tensors.empty_together(
+        {
+            name: (shards.shape(name), torch.promote_types(each.dtype, torch.float32), each.device)
+            for name, each in parameters.items()
+        }
+    )
+    for each in found.values():
+        each.zero_()
+    return found
 
 
 class _Buckets:

@@ -386,6 +386,7 @@ class WatchedLoop:
         trained = {name for name, each in named_parameters(self._model).items() if each.requires_grad}
         if trained <= held.keys():
             self._closed = {}
+            self._calls.forget_window()
         elif number not in self._closed:
             self._closed = dict([*self._closed.items(), (number, self._calls.window)][-MOST_CLOSED:])
         self._last_step[id(optimizer)] = number
@@ -478,6 +479,9 @@ class WatchedLoop:
         if step.number > self.steps:  # else another optimizer has completed it
             self.steps = step.number
             self._record(step)
+        self._stepped = None
+        if not step.sums:
+            self._step = step.over()
         if self.steps >= self._wanted:
             self._end()
 

@@ -167,13 +167,16 @@ class Replay:
 
     def _allocate(self, names: Iterable[str]) -> None:
         """Where no rank waits for another one: there may be no memory."""
+        needed = {}
         for name in names:
             each, source = self.parameters[name], self._source[name]
-            kind = self.low or source.dtype
+            kind = self.low or source.dtype, source.device
             if type(each) is Absent:
                 each.__class__ = nn.Parameter  # type: ignore[assignment]
-            if not each.is_contiguous() or (each.dtype, each.device) != (kind, source.device):
-                each.data = torch.empty(each.shape, dtype=kind, device=source.device)
+            if not each.is_contiguous() or (each.dtype, each.device) != kind:
+                needed[name] = each.shape, *kind
+        for name, made in tensors.empty_together(needed).items():
+            self.parameters[name].data = made
 
     def _fill(self, names: Iterable[str]) -> None:
         for name in sorted(names):

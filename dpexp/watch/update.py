@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from dpexp.config.errors import NotComparableError
+from dpexp.tensors import empty_together
 from dpexp.verification.compare import Noise, Parts
 from dpexp.verification.rounding import MARGIN
 from dpexp.watch.calls import full
@@ -79,7 +80,9 @@ def expected(
     if kind.mixes and (is_part or any(map(is_split, held.values()))):
         what = "others than the model's" if is_part else "shards of several ranks"
         raise NotComparableError(f"{type(optimizer).__name__} mixes parameters, among them {what}")
-    after = {name: torch.empty_like(own(each)) for name, each in held.items()}
+    after = empty_together(
+        {name: (shards.shape(name), each.dtype, each.device) for name, each in held.items()}
+    )
     squares, rounding = dict.fromkeys(held, 0.0), dict[str, float]()
 
     def step(bundle: Bundle, full: Given | None = None) -> None:

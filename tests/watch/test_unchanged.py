@@ -21,6 +21,7 @@ import dpexp
 from dpexp import tensors
 from dpexp.config.errors import VerificationError
 from dpexp.distributed.group import ProcessGroup
+from dpexp.watch.blocks import Absent
 from dpexp.watch.calls import Call
 
 LAYOUTS = {
@@ -138,7 +139,13 @@ def left_of() -> Callable[[nn.Module], list[str]]:
         new = [set(some) - before for some, before in zip(of_optimizers, known, strict=True)]
         gc.collect()
         copies = [each for each in gc.get_objects() if type(each) is type(model) and each is not model]
-        held = [name for copy in copies for name, each in copy.state_dict().items() if _has_numbers(each)]
+        of_copies = [
+            pair
+            for copy in copies
+            for some in (copy.named_parameters(), copy.named_buffers())
+            for pair in some
+        ]
+        held = [name for name, each in of_copies if _has_numbers(each)]
         is_torchs = torch.amp.GradScaler.step.__module__ == "torch.amp.grad_scaler"
         return [*(str(each) for each in (*of_modules, *new) if each), *held, *["scaler"][is_torchs:]]
 
@@ -147,7 +154,7 @@ def left_of() -> Callable[[nn.Module], list[str]]:
 
 def _has_numbers(tensor: torch.Tensor) -> bool:
     """Whether it has memory for more than one."""
-    return tensor.untyped_storage().nbytes() > tensor.element_size()
+    return not isinstance(tensor, Absent) and tensor.untyped_storage().nbytes() > tensor.element_size()
 
 
 class Other(Draws):
