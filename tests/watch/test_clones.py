@@ -35,7 +35,7 @@ def kept(run: Any) -> list[int]:
     """The bytes of each memory that the calls of the window have, but for single numbers."""
     window = run._calls.window
     some = [
-        (each.inputs, each.leaves, [*each.gradients.values()], [*each.before.buffers.values()])
+        (each.inputs, each.leaves, [*each.gradients.values()], each.before and each.before.buffers)
         for each in (*window.calls, *window.losses)
     ]
     storages = {each.untyped_storage().data_ptr(): each.untyped_storage() for each in tensors.walk(some)}
