@@ -86,8 +86,9 @@ class Sides:
             return math.sqrt(math.fsum(each.of for each in self.measured(made).values()))
         of_own = {
             name: (float(torch.linalg.vector_norm(each(self.sums[name]).double(), kind)),)
-            for name, each in made.items()
             if self.sums[name].numel()
+            else ()
+            for name, each in made.items()
         }
         norms = [each for some in self.shards.summed(of_own).values() for each in some]
         return float(torch.linalg.vector_norm(torch.tensor(norms, dtype=torch.float64), kind))

@@ -436,7 +436,11 @@ def clip_shards(model: nn.Module, _: Any) -> None:
 bfloat16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
 right(
     fsdp_clipped=lambda: loop(layout=nested, micro=2, before_step=clip(0.05)),
-    fsdp_of_one_row_on_two_ranks=lambda: loop(MLP(hidden=1), layout=nested),
+    fsdp_of_one_row_on_two_ranks=lambda: loop(
+        MLP(hidden=1),
+        layout=nested,
+        before_step=lambda model, _: nn.utils.clip_grad_norm_(model.parameters(), 0.05, norm_type=1.0),
+    ),
     fsdp_with_muon=lambda: loop(
         nn.Sequential(nn.Linear(8, 8, bias=False), nn.Tanh(), nn.Linear(8, 4, bias=False)),
         layout=nested,
