@@ -8,7 +8,7 @@ it does.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
@@ -19,7 +19,6 @@ from dpexp.verification.compare import Difference
 from dpexp.verification.diagnosis.patterns import Fit, Moments, fit, scalings
 from dpexp.verification.result import row_of
 from dpexp.watch.calls import Call
-from dpexp.watch.clipping import Made
 from dpexp.watch.expected import Observed, Step, Tensors
 from dpexp.watch.gradients import Sides
 from dpexp.watch.ranks import LoopRanks
@@ -64,10 +63,10 @@ class FoundError(Exception):
 
 @dataclass(frozen=True)
 class Case:
-    """What the optimizer got beside the sums (``sides``), and what is ``made`` of these, by name.
+    """What the optimizer got beside the sums (``sides``), of which so much is ``kept`` by clipping.
 
     ``carried`` are what passes before the step of another optimizer would add: ``sampled``. ``wrong`` are the
-    names of the parameters that differ. ``clip`` is the limit of clipping at the end, or the user's;
+    names of the parameters that differ. ``clip`` is the limit of clipping, or the user's function;
     ``misplaced`` is what is wrong with the calls that clip. ``hooked`` are parameters with hooks that the
     model as written had not. ``is_partial``: another optimizer holds the rest of it.
     """
@@ -75,7 +74,7 @@ class Case:
     observed: Observed
     step: Step
     sides: Sides
-    made: Mapping[str, Made]
+    kept: float
     carried: Sequence[Tensors] | None
     wrong: Sequence[str]
     clip: Any
@@ -192,7 +191,7 @@ class _Factors:
         self.calls, self.is_part, self.meant = calls, is_part, meant
         self.size = len(set(case.step.counted))
         self.micro = max((number for _, number in calls), default=0) + 1
-        self.kept = _kept(case)
+        self.kept = case.kept
         self.by_rank = [[factor / self.kept for factor in fit.factors[: len(calls)]] for fit in fits]
         self.of_residue = [fit.factors[len(calls)] for fit in fits]
         self.most = max((abs(each) for of_rank in self.by_rank for each in of_rank), default=0.0)
@@ -381,17 +380,9 @@ def _passes(numbers: Sequence[int], micro: int) -> str:
     return f"{', '.join(str(number + 1) for number in numbers)} of {micro} backward passes"
 
 
-def _kept(case: Case) -> float:
-    """How much of the sums is left after clipping, on every rank that of the first."""
-    pairs = [(each.times, case.sides.moments[name].of) for name, each in case.made.items()]
-    size = math.fsum(of for _, of in pairs)
-    kept = math.fsum(times * of for times, of in pairs) / size if size else 1.0
-    return case.ranks.all_gather(kept)[0] or 1.0
-
-
 def _scaled_shards(case: Case) -> str:
     """Whether each rank has scaled its shard by a factor of its own."""
-    sides, kept = case.sides, _kept(case)
+    sides, kept = case.sides, case.kept
     sharded = [each for name, each in sides.of_own.items() if sides.shards.is_sharded(name)]
     of_ranks = case.ranks.all_gather(sum(sharded, Moments()))
     known = [each for each in of_ranks if each.of and each.found]

@@ -12,8 +12,9 @@ lies between them.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import nn
@@ -99,6 +100,61 @@ class Sides:
         return {name: each.parts for name, each in self.shards.summed(spectra).items()}
 
 
+@dataclass(frozen=True)
+class Right:
+    """What the gradients of a single device become before the optimizer steps: ``made`` by name, each alone,
+    unless the user's ``function`` clips all together.
+
+    ``limit`` is that of clipping, or the function; ``is_active``: it changes the gradients.
+    """
+
+    made: Mapping[str, Made]
+    is_active: bool
+    limit: Any
+    function: Callable[[Any], Any] | None
+
+    @classmethod
+    def of(
+        cls,
+        step: Step,
+        observed: Observed,
+        sides: Sides,
+        own: Mapping[str, nn.Parameter],
+        stated: float | Callable[[Any], Any] | None,
+    ) -> Right:
+        """``own`` are the model's parameters, ``stated`` is the user's ``clip_norm``; all ranks call this."""
+        made = dict.fromkeys(sides.sums, Made(scale_of(step, observed, sides)))
+        clips = clipping.effective(observed.clips, observed.passes, own, observed.written)
+        limits = sides.ranks.all_gather([each.limit for each in clips])
+        if len(limits[0]) == len(clips):  # a rank that clips to another limit is wrong
+            clips = [replace(each, limit=limit) for each, limit in zip(clips, limits[0], strict=True)]
+        if clips:
+            return cls(*_clipped(clips, observed.passes, made, sides, own), clips[-1].limit, None)
+        if stated is None:
+            return cls(made, False, None, None)
+        if not callable(stated):
+            times = clipping.factor(stated, sides.norm(made, 2))
+            return cls({name: each.scaled(times) for name, each in made.items()}, times < 1, stated, None)
+        return cls(made, True, stated, stated)
+
+    def kept(self, sides: Sides) -> float:
+        """How many times the sums these gradients are; 1 of nothing. Every rank must call this."""
+        some = self.gradients(sides, sides.sums).items()
+        of_own = {name: moments(each, sides.sums[name]) for name, each in some}
+        times = sum(sides.shards.summed(of_own).values(), Moments()).factor
+        return sides.ranks.all_gather(times if times and math.isfinite(times) else 1.0)[0]
+
+    def gradients(self, sides: Sides, sums: Tensors) -> Tensors:
+        """What the optimizer should get where these are the sums; every rank must call this."""
+        names = [name for name in sums if name in sides.found or sides.moments[name].of]
+        some = OneByOne(names, lambda name: self.made[name](sums[name]))
+        if self.function is None:
+            return some
+        full_ones = {name: sides.shards.gathered(name, each, sides.held[name]) for name, each in some.items()}
+        clipped = clipping.stated(self.function, full_ones)
+        return {name: sides.shards.cut(name, each) for name, each in clipped.items()}
+
+
 def scale_of(step: Step, observed: Observed, sides: Sides) -> float:
     """The scale of the loop's gradients that is taken as right: one for all, that of the first rank."""
     return sides.ranks.all_gather(_own_scale(step, observed, _unclipped(observed, sides)))[0]
@@ -128,7 +184,7 @@ def _own_scale(step: Step, observed: Observed, times: float) -> float:
     return times
 
 
-def clipped(
+def _clipped(
     clips: Sequence[Clip],
     passes: int,
     scaled: Mapping[str, Made],

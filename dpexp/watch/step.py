@@ -26,17 +26,16 @@ from dpexp.copies import hooked_parameters
 from dpexp.strategies.modules import named_parameters
 from dpexp.verification.alone import collectives
 from dpexp.verification.compare import Noise, ratio
-from dpexp.verification.diagnosis.patterns import Moments, moments
+from dpexp.verification.diagnosis.patterns import Moments
 from dpexp.watch import clipping, update
 from dpexp.watch.averages import Known
 from dpexp.watch.blocks import block_names, parameters_of
 from dpexp.watch.calls import Call, Window
-from dpexp.watch.clipping import Made
 from dpexp.watch.counts import ROWS, count
 from dpexp.watch.equal import Kind, kind_of
-from dpexp.watch.expected import Observed, OneByOne, Step, Tensors, expected, outputs_of
+from dpexp.watch.expected import Observed, Step, Tensors, expected, outputs_of
 from dpexp.watch.explain import Case, explain
-from dpexp.watch.gradients import Sides, clipped, of_loop, scale_of
+from dpexp.watch.gradients import Right, Sides, of_loop
 from dpexp.watch.judge import Judge, drawn
 from dpexp.watch.memory import Blocks, Memory, chosen, said
 from dpexp.watch.ranks import LoopRanks
@@ -322,39 +321,17 @@ def compare_gradients(
     held: Mapping[str, nn.Parameter],
 ) -> Compared:
     """Compare what an optimizer is about to step with."""
-    ranks, parameters = judge.ranks, named_parameters(judge.model)
+    parameters = named_parameters(judge.model)
     sides = Sides.of(step, held, of_loop(held, getattr(optimizer, "grad_scale", None)))
-    clips = clipping.effective(observed.clips, observed.passes, parameters, observed.written)
-    limits = ranks.all_gather([each.limit for each in clips])
-    if len(limits[0]) == len(clips):  # a rank that clips to another limit is wrong
-        clips = [replace(each, limit=limit) for each, limit in zip(clips, limits[0], strict=True)]
-    clip_norm = judge.options.clip_norm
-    made = dict.fromkeys(sides.sums, Made(scale_of(step, observed, sides)))
-    is_active = callable(clip_norm) and not clips
-    if clips:
-        made, is_active = clipped(clips, observed.passes, made, sides, parameters)
-    elif isinstance(clip_norm, int | float):
-        times = clipping.factor(clip_norm, sides.norm(made, 2))
-        made, is_active = {name: each.scaled(times) for name, each in made.items()}, times < 1
-
-    def right(sums: Tensors) -> Tensors:
-        names = [name for name in sums if name in sides.found or sides.moments[name].of]
-        some = OneByOne(names, lambda name: made[name](sums[name]))
-        if not callable(clip_norm) or clips:
-            return some
-        full = {name: step.shards.gathered(name, each, held[name]) for name, each in some.items()}
-        return {name: step.shards.cut(name, each) for name, each in clipping.stated(clip_norm, full).items()}
-
-    _check_finite_sums(ranks, sides)
+    _check_finite_sums(judge.ranks, sides)
     if not any(each.found or each.of for each in sides.moments.values()):
         judge.warn("no parameter has a gradient other than zero")
-    wanted = right(sides.sums)
-    if isinstance(wanted, dict):
-        made = {name: Made(moments(each, sides.sums[name]).factor) for name, each in wanted.items()}
+    right = Right.of(step, observed, sides, parameters, judge.options.clip_norm)
+    wanted = right.gradients(sides, sides.sums)
 
     def rounding(draw: int, names: frozenset[str]) -> Noise:
-        some = frozenset(sides.sums) if callable(clip_norm) else names
-        again = right(expected(step, judge.replay, draw=draw, names=some).sums)
+        some = names if right.function is None else frozenset(sides.sums)
+        again = right.gradients(sides, expected(step, judge.replay, draw=draw, names=some).sums)
         some = names & again.keys() & wanted.keys()
         both = ({name: each[name] for name in sorted(some)} for each in (again, wanted))
         return drawn("gradients", sides.parts(*both))
@@ -366,7 +343,7 @@ def compare_gradients(
         return Compared(
             {name: sampled(each, held[name]) for name, each in sides.found.items()},
             frozenset(name for name, each in sides.moments.items() if each.found or each.of),
-            is_active,
+            right.is_active,
         )
     carried: Sequence[Tensors] | None = None
     with suppress(NotComparableError):  # the step of the other optimizer has changed the model
@@ -376,14 +353,14 @@ def compare_gradients(
         observed,
         step,
         sides,
-        made,
+        right.kept(sides),
         carried=carried,
+        clip=right.limit,
         wrong=[
             name
             for name, each in found.items()
             if name in wanted and ratio(math.hypot(*each.apart), math.hypot(*each.norms)) > limit
         ],
-        clip=clips[-1].limit if clips else clip_norm,
         misplaced=clipping.misplaced(observed.clips, observed.passes, parameters, observed.written),
         hooked=[name for name in hooked_parameters(judge.model) if name in held],
         is_partial=any(each.requires_grad and name not in held for name, each in parameters.items()),
