@@ -431,6 +431,8 @@ class WatchedLoop:
         self._was_clipped |= compared.was_clipped
         self._trained.reached |= compared.reached
         self._step = self._step.without(held)
+        if not self._step.sums:
+            self._replay.release()  # the loop's own forward may need the memory
         self._residue |= compared.samples
         self._stepped = expect_update(judge, optimizer, self._step, held, self._kinds.get(optimizer))
         if (update := self._stepped.update) is not None:
