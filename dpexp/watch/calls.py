@@ -297,11 +297,6 @@ class LoopCalls:
         return 0 if self._has_stepped else self.passes
 
     @property
-    def window_so_far(self) -> int:
-        """The number of the window that what the loop does now is part of."""
-        return self.windows + self._has_stepped
-
-    @property
     def count(self) -> int:
         """How many calls of the model were seen since the window began."""
         return len(self._of_model)

@@ -193,10 +193,11 @@ def _clipped(
 ) -> tuple[dict[str, Made], bool]:
     """What is made of the right gradients by name, ``scaled`` before, and whether clipping is active.
 
-    ``own`` are the model's parameters. Where parameters of other models are clipped together with these, the
-    norm is the loop's. Every rank must call this.
+    ``own`` are the model's parameters. Where others are clipped together with those held, as of other models
+    or of another optimizer, the norm is the loop's. Every rank must call this.
     """
     result, is_active = dict(scaled), False
+    ids = {id(each) for name, each in own.items() if name in result or not each.requires_grad}
     for clip in clips:
         some = {
             name: result[name] for name, each in own.items() if id(each) in clip.parameters and name in result
@@ -205,10 +206,11 @@ def _clipped(
             is_active |= sides.norm(some, math.inf) > clip.limit
             result |= {name: Made(each.times, min(each.limit, clip.limit)) for name, each in some.items()}
             continue
-        is_whole = clip.parameters <= {id(each) for each in own.values()} or clip.passes < passes
-        times = clipping.factor(
-            clip.limit, sides.norm(some, clip.norm_type) if is_whole else float(full(clip.norm))
-        )
+        if clip.parameters <= ids or clip.passes < passes:
+            size = sides.norm(some, clip.norm_type)
+        else:
+            size = sides.ranks.all_gather(float(full(clip.norm)))[0]
+        times = clipping.factor(clip.limit, size)
         fitted = sum(sides.measured(some).values(), Moments()).factor
         of_loop = times if math.isnan(fitted) else fitted
         is_active |= times < 1

@@ -56,12 +56,15 @@ MOST_CLOSED = 8
 
 @dataclass
 class Seen:
-    """What a watch has seen of the loop since an optimizer stepped, besides calls. ``clips`` are of one
-    ``window``, as are the gradients ``unclipped``.
+    """What a watch has seen of the loop since an optimizer stepped, besides calls.
+
+    ``clips`` are of one ``window``, as are the gradients ``unclipped``; no backward has come after ``early``
+    ones, so they may be of the next.
     """
 
     window: int = 0
     clips: list[Clip] = field(default_factory=list)
+    early: list[Clip] = field(default_factory=list)
     is_unscaled: bool = False
     is_scaled: bool = False
     scaler: Any = None
@@ -250,18 +253,27 @@ class WatchedLoop:
         """Gradients of these are clipped now."""
 
         def see() -> None:
-            some, passes = frozenset(map(id, parameters)), self._calls.passes_so_far
+            some, passes = frozenset(map(id, parameters)), self._calls.passes
             is_empty = all(each.grad is None for each in parameters)
             seen = Clip(kind, some, limit, norm, norm_type, passes, not self._seen.is_unscaled, is_empty)
-            if (window := self._calls.window_so_far) != self._seen.window:  # gradients of before are gone
-                self._seen.window, self._seen.clips, self._seen.of_pass = window, [], -1
-            self._seen.clips.append(seen)
+            self._clips.append(seen)
+            if not self._calls.passes_so_far:
+                self._seen.early.append(seen)
             if passes != self._seen.of_pass:  # else they are clipped already
                 self._seen.unclipped, self._seen.of_pass = self._samples(), passes
             self._calls.was_clipped |= bool(some & {id(each) for each in self._model.parameters()})
 
         if not self._is_idle:
             self._calls.safe(see)()
+
+    @property
+    def _clips(self) -> list[Clip]:
+        """Those of this window: gradients that were clipped in one before are gone."""
+        seen, window = self._seen, self._calls.windows
+        if seen.window != window:
+            seen.clips, seen.early = [replace(each, passes=0) for each in seen.early], []
+            seen.window, seen.of_pass = window, -1
+        return seen.clips
 
     def _samples(self) -> dict[str, torch.Tensor]:
         """Some numbers of the gradients, of those that are placed as their parameters."""
@@ -367,7 +379,10 @@ class WatchedLoop:
             return
         stepped, held = self._stepped, held_by(optimizer, self._model)
         if held:
-            self._seen = Seen()
+            own = named_parameters(self._model).items()
+            others, seen = {id(each) for name, each in own if name not in held}, self._seen
+            clips = [each for each in seen.clips if each.parameters & others]
+            self._seen = Seen(seen.window, clips, unclipped=seen.unclipped, of_pass=seen.of_pass)
         self._close_window(optimizer, held)
         if (found := self._unsynchronized) is not None:
             self._unsynchronized = None
@@ -444,7 +459,7 @@ class WatchedLoop:
 
     def _observed(self, optimizer: torch.optim.Optimizer) -> Observed:
         calls, seen = self._calls, self._seen
-        clips = seen.clips if seen.window == calls.windows else []
+        clips = self._clips
         calls.note_edits()
         written = frozenset(id(each) for each in self._written)
         return Observed(
@@ -452,7 +467,7 @@ class WatchedLoop:
             calls.passes,
             [each if seen.is_scaled else replace(each, is_scaled=False) for each in clips],
             self._residue,
-            seen.unclipped if clips and seen.of_pass == calls.passes else None,
+            seen.unclipped if seen.of_pass == calls.passes else None,
             self._carried_to(optimizer),
             seen.is_scaled,
             seen.scaler.get_scale() if seen.scaler is not None and seen.scaler.is_enabled() else 1.0,

@@ -2,6 +2,7 @@
 
 import copy
 import threading
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -201,6 +202,48 @@ def two_models_clipped_together() -> Any:
         sgd(both),
         before_step=lambda *_: nn.utils.clip_grad_norm_(both, 0.1),
     )
+
+
+def in_two(model: Any, step: Callable[[list[Any]], None]) -> Any:
+    """A loop of two optimizers, with the parameters of which ``step`` clips and steps."""
+    run, optimizers = watch(model, mse), [sgd(model.fc1.parameters()), sgd(model.fc2.parameters())]
+    for number in range(3):
+        model.zero_grad()
+        for micro in range(2):
+            inputs, labels = numbers(number, micro)
+            (run.loss(model(inputs), labels) / 2).backward()
+        step(optimizers)
+    return run
+
+
+@right()
+def two_optimizers_clipped_together() -> Any:
+    def step(optimizers: list[Any]) -> None:
+        nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+        for each in optimizers:
+            each.step()
+
+    return in_two(model := MLP(), step)
+
+
+@right()
+def two_optimizers_clipped_in_turn() -> Any:
+    def step(optimizers: list[Any]) -> None:
+        for each in optimizers:
+            nn.utils.clip_grad_norm_(each.param_groups[0]["params"], 0.05)
+            each.step()
+
+    return in_two(MLP(), step)
+
+
+@right()
+def two_optimizers_clipped_between_their_steps() -> Any:
+    def step(optimizers: list[Any]) -> None:
+        optimizers[0].step()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+        optimizers[1].step()
+
+    return in_two(model := MLP(), step)
 
 
 @right()
