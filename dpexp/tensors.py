@@ -150,7 +150,7 @@ def empty_together(
         shapes = {name: shape for name, (shape, *own) in like.items() if tuple(own) == kind}
         sizes = [math.prod(shape) for shape in shapes.values()]
         pieces = torch.split(torch.empty(sum(sizes), dtype=kind[0], device=kind[1]), sizes)
-        found |= {name: each.view(*shapes[name]) for name, each in zip(shapes, pieces, strict=True)}
+        found |= {name: each.view(shapes[name]) for name, each in zip(shapes, pieces, strict=True)}
     return found
 
 

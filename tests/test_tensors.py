@@ -118,3 +118,11 @@ def test_signs_change_the_checksum_whichever_they_are() -> None:
     signs = [torch.tensor(each) for each in itertools.product((1.0, -1.0), repeat=4)]
     assert len({tensors.checksum(ones * each) for each in signs}) == 16
     assert tensors.checksum(torch.zeros(1)) != tensors.checksum(-torch.zeros(1))
+
+
+def test_tensors_of_one_memory_have_their_own_shapes() -> None:
+    shapes = {"matrix": (2, 3), "number": (), "none": (0, 3)}
+    host = torch.device("cpu")
+    found = tensors.empty_together({name: (shape, torch.float32, host) for name, shape in shapes.items()})
+    assert {name: tuple(each.shape) for name, each in found.items()} == shapes
+    assert len({each.untyped_storage().data_ptr() for each in found.values()}) == 1
