@@ -227,8 +227,9 @@ def updated(
 ) -> dict[str, torch.Tensor]:
     """The parameters by name that an equal optimizer makes of copies of these; a ``draw`` rounds otherwise.
 
-    Where it is ``tried`` it takes so many steps, at a rate of 1, so that a warm-up hides nothing. Raises
-    NotComparableError for an optimizer whose copy could step the loop's own parameters.
+    ``given`` has the state after it then. Where it is ``tried`` it takes so many steps, at a rate of 1, so
+    that a warm-up hides nothing. Raises NotComparableError for an optimizer whose copy could step the loop's
+    own parameters.
     """
     given = copy.deepcopy(dict(given)) if tried or draw is not None else given
     parameters = {name: nn.Parameter(each.parameter) for name, each in given.items()}
@@ -252,6 +253,8 @@ def updated(
     with nullcontext() if draw is None else OtherwiseRounded(draw):
         for _ in range(tried or 1):
             type(equal).step(equal)  # an LR scheduler has put another step on the instance
+    for name, each in parameters.items():
+        given[name].state.update(equal.state.get(each, {}))
     return {name: each.detach() for name, each in parameters.items()}
 
 

@@ -460,7 +460,7 @@ def compare_update(
             what = f"of '{failed.tensor}' differs by {failed.error:.1e}"
             cause = f"an equal {type(optimizer).__name__} makes another update of the same gradients"
             judge.fail("update", what, cause, failed)
-    cast = update.narrower_state(optimizer, held)
+    cast = judge.ranks.together(lambda: update.narrower_state(optimizer, held))
     if cast := [each for of_rank in judge.ranks.all_gather(cast) for each in of_rank]:
         judge.fail("optimizer", cast[0], "its state was cast, or loaded, in a narrower type")
     names = judge.ranks.all_gather(list(held))

@@ -162,13 +162,33 @@ def compared(expected: Expected, held: Parameters) -> tuple[dict[str, Parts], No
 
 
 def narrower_state(optimizer: torch.optim.Optimizer, held: Parameters) -> list[str]:
-    """What the optimizer keeps in a narrower type than the parameter has, in words."""
+    """What the optimizer keeps in a narrower type than the parameter has, in words; but not what it begins
+    with in this type.
+    """
     return [
         f"'{key}' of '{name}' is {each.dtype}, the parameter {parameter.dtype}"
         for name, parameter in held.items()
-        for key, each in optimizer.state.get(parameter, {}).items()
+        if (narrower := _narrower(optimizer.state.get(parameter, {}), parameter))
+        for begun in [_begun(optimizer, held, name)]
+        for key, each in narrower.items()
+        if key not in begun
+    ]
+
+
+def _narrower(state: Mapping[str, Any], parameter: torch.Tensor) -> dict[str, torch.Tensor]:
+    return {
+        key: each
+        for key, each in state.items()
         if isinstance(each, torch.Tensor)
         and each.is_floating_point()
         and each.dim()
         and torch.finfo(each.dtype).eps > torch.finfo(parameter.dtype).eps
-    ]
+    }
+
+
+def _begun(optimizer: torch.optim.Optimizer, held: Parameters, name: str) -> Mapping[str, torch.Tensor]:
+    """Of what the optimizer makes in its first step what is narrower."""
+    parameter = own(held[name]).clone()
+    given = Given(parameter, torch.zeros_like(parameter), {})
+    updated(optimizer, held, {name: given})
+    return _narrower(given.state, parameter)

@@ -67,6 +67,13 @@ class FactorsLarge(Own):
             each.sub_(group["lr"] * each.grad / squares.sqrt())
 
 
+class KeepsShort(Own):
+    def change(self) -> None:
+        for group, each in self.pairs():
+            kept = self.state[each].setdefault("m", torch.zeros_like(each, dtype=torch.bfloat16))
+            each.sub_(kept.mul_(0.9).add_(each.grad), alpha=group["lr"])
+
+
 class NormOfAll(Own):
     def change(self) -> None:
         norm = sum(each.grad.square().sum() for _, each in self.pairs()).sqrt()
@@ -341,6 +348,14 @@ def test_state_in_a_narrower_type() -> None:
     state["exp_avg"] = state["exp_avg"].bfloat16()
     found = update.narrower_state(steps.optimizer, steps.held)
     assert found == ["'exp_avg' of '0.bias' is torch.bfloat16, the parameter torch.float32"]
+
+
+def test_state_that_begins_in_a_narrower_type() -> None:
+    steps = Steps(KeepsShort((module := model()).parameters()), module)
+    assert largest(steps.take()) == 0
+    assert update.narrower_state(steps.optimizer, steps.held) == []
+    steps.optimizer.state[steps.held["0.bias"]]["size"] = torch.ones(10).half()
+    assert len(update.narrower_state(steps.optimizer, steps.held)) == 1
 
 
 # --- shards ---
