@@ -235,6 +235,8 @@ def updated(
     parameters = {name: nn.Parameter(each.parameter) for name, each in given.items()}
     for name, each in parameters.items():
         each.grad = given[name].gradient
+        marks = {key: mark for key, mark in vars(held[name]).items() if isinstance(mark, _PLAIN)}
+        vars(each).update(marks)  # as ``no_decay``, which some optimizers read
     by_id = {id(held[name]): each for name, each in parameters.items()}
     equal, groups = _copy_without_hooks(optimizer), optimizer.param_groups
     members = [[by_id[id(each)] for each in group["params"] if id(each) in by_id] for group in groups]

@@ -74,6 +74,12 @@ class KeepsShort(Own):
             each.sub_(kept.mul_(0.9).add_(each.grad), alpha=group["lr"])
 
 
+class ReadsMarks(Own):
+    def change(self) -> None:
+        for group, each in self.pairs():
+            each.sub_(each.grad, alpha=group["lr"] * getattr(each, "rate", 1.0))
+
+
 class NormOfAll(Own):
     def change(self) -> None:
         norm = sum(each.grad.square().sum() for _, each in self.pairs()).sqrt()
@@ -256,6 +262,12 @@ def test_step_of_a_scheduler_and_a_tensor_as_rate() -> None:
     for _ in range(3):
         assert largest(steps.take(1)) == 0
         schedule.step()
+
+
+def test_numbers_that_parameters_are_marked_with() -> None:
+    steps = Steps(ReadsMarks((module := model()).parameters()), module)
+    module[0].weight.rate = 0.5  # type: ignore[assignment]
+    assert largest(steps.take(1)) == 0
 
 
 def test_warm_up_from_zero_does_not_hide_that_an_optimizer_mixes() -> None:
