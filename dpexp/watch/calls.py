@@ -301,7 +301,7 @@ class LoopCalls:
         """How many calls of the model were seen since the window began."""
         return len(self._of_model)
 
-    def _begin_window(self) -> None:
+    def begin_window(self) -> None:
         """What the optimizer has used up is not part of this step."""
         self.forget_window()
         self.passes, self.is_by_grad = 0, False
@@ -547,7 +547,7 @@ class LoopCalls:
         with self._lock:  # gradients that were clipped after the last pass are gone: of a norm too large
             is_skipped = self.was_clipped and all(each.grad is None for each in _parameters(self._model))
             if self._has_stepped or is_skipped:
-                self._begin_window()
+                self.begin_window()
         self.passes += 1
         self.was_clipped = False
         self.is_by_grad |= self._pass == "grad"
@@ -606,7 +606,7 @@ class LoopCalls:
             return
         with self._lock:
             if self._has_stepped:
-                self._begin_window()
+                self.begin_window()
             known = seen.gradients.get(place)
             new = self._clones.of(gradient) if known is None else known + gradient.detach()
             seen.gradients[place] = new

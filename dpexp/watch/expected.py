@@ -242,11 +242,16 @@ def _zeros(parameters: Mapping[str, torch.Tensor], shards: Shards) -> dict[str, 
     return found
 
 
+Rows = tuple[str, range]
+"""Some rows of a parameter: a scalar has one."""
+
+
 class _Buckets:
     """Adds the gradients of all ranks of what is sharded, which come in any order, in an order of all ranks.
 
     What is complete is cut to what this rank owns, and added to ``sums``: one bucket as soon as this rank has
-    all of it, or those of a block when that is left.
+    all of it, or those of a block when that is left. A parameter that is larger than a bucket has several.
+    The memory of a bucket is there from the beginning: no rank waits for one that has none left.
     """
 
     def __init__(
@@ -255,19 +260,26 @@ class _Buckets:
         self._sums, self._shards, self._ranks = sums, step.shards, step.shards.ranks
         self._is_in_blocks = replay.is_gathered
         block_of = {name: block for block, some in replay.blocks.items() for name in some}
-        self._buckets: list[list[str]] = []
+        self._buckets: list[list[Rows]] = []
         left, before = 0, None
         for name in reversed(names):
             if not self._shards.is_sharded(name):
                 continue
-            kind = sums[name].dtype, block_of.get(name)
+            pieces, kind = self._pieces(name), (sums[name].dtype, block_of.get(name))
             size = prod(self._shards.shapes[name]) * sums[name].element_size()
             if size > left or kind != before:
-                self._buckets.append([])
+                self._buckets += [[each] for each in pieces]
                 left, before = BUCKET, kind
-            self._buckets[-1].append(name)
+            else:
+                self._buckets[-1] += pieces
             left -= size
-        self._todo: list[list[str]] = []
+        flat = dict[torch.dtype, int]()
+        for each in self._buckets:
+            kind_of = sums[each[0][0]].dtype
+            flat[kind_of] = max(flat.get(kind_of, 0), sum(map(self._count, each)))
+        device = next((each.device for each in sums.values()), None)
+        self._flat = {each: torch.empty(size, dtype=each, device=device) for each, size in flat.items()}
+        self._todo: list[list[Rows]] = []
         self._waiting: dict[str, torch.Tensor] = {}
 
     def round(self, act: Callable[[], None]) -> None:
@@ -276,46 +288,65 @@ class _Buckets:
         try:
             act()
         finally:
-            self._add_while(lambda names: True)
+            self._add_while(lambda rows: True)
             if self._buckets:  # what came twice, as through a reentrant checkpoint
                 late = sorted({name for names in self._ranks.all_gather([*self._waiting]) for name in names})
-                for name in late:
-                    self._add([name])
+                for rows in (rows for name in late for rows in self._pieces(name)):
+                    self._add([rows])
 
     def take(self, name: str, gradient: torch.Tensor) -> None:
         """The full gradient of this rank's call."""
         known = self._waiting.get(name)
         self._waiting[name] = gradient if known is None else known + gradient
         if not self._is_in_blocks:
-            self._add_while(lambda names: all(each in self._waiting for each in names))
+            self._add_while(lambda rows: all(each in self._waiting for each, _ in rows))
 
     def add_up(self, names: Sequence[str]) -> None:
         """These are complete; every rank must call this."""
         of_block = set(names)
-        those = [each for each in self._todo if each[0] in of_block]
-        self._todo = [each for each in self._todo if each[0] not in of_block]
+        those = [each for each in self._todo if each[0][0] in of_block]
+        self._todo = [each for each in self._todo if each[0][0] not in of_block]
         for each in those:
             self._add(each)
 
-    def _add_while(self, is_ready: Callable[[Sequence[str]], bool]) -> None:
+    def _add_while(self, is_ready: Callable[[Sequence[Rows]], bool]) -> None:
         while self._todo and is_ready(self._todo[0]):
-            self._add(self._todo.pop(0))  # it is done, also where that raises
+            self._add(self._todo.pop(0))
 
-    def _add(self, names: Sequence[str]) -> None:
-        shapes = [self._shards.shapes[name] for name in names]
-        like, alone = self._sums[names[0]], self._waiting.get(names[0])
-        if alone is not None and len(names) == 1 and alone.dtype == like.dtype and alone.is_contiguous():
-            flat = self._waiting.pop(names[0]).view(-1)
-        else:
-            flat = torch.zeros(sum(map(prod, shapes)), dtype=like.dtype, device=like.device)
-        pieces = torch.split(flat, [*map(prod, shapes)])
-        for name, piece, shape in zip(names, pieces, shapes, strict=True):
-            if (gradient := self._waiting.pop(name, None)) is not None:
-                piece.view(shape).copy_(gradient)
+    def _shape(self, name: str) -> tuple[int, ...]:
+        return self._shards.shapes[name] or (1,)
+
+    def _count(self, rows: Rows) -> int:
+        return len(rows[1]) * prod(self._shape(rows[0])[1:])
+
+    def _pieces(self, name: str) -> list[Rows]:
+        (count, *others), size = self._shape(name), self._sums[name].element_size()
+        most = max(1, BUCKET // max(1, prod(others) * size))
+        return [(name, range(start, min(start + most, count))) for start in range(0, count, most)]
+
+    def _add(self, bucket: Sequence[Rows]) -> None:
+        sizes = [*map(self._count, bucket)]
+        flat = self._flat[self._sums[bucket[0][0]].dtype][: sum(sizes)]
+        pieces = [
+            piece.view(len(rows), *self._shape(name)[1:])
+            for piece, (name, rows) in zip(torch.split(flat, sizes), bucket, strict=True)
+        ]
+        flat.zero_()
+        for piece, (name, rows) in zip(pieces, bucket, strict=True):
+            if (gradient := self._waiting.get(name)) is not None:
+                shape = self._shape(name)
+                piece.copy_(gradient.view(shape)[rows.start : rows.stop])
+                if rows.stop == shape[0]:
+                    del self._waiting[name]
         try:
             self._ranks.add_up(flat)
         except RuntimeError:  # the others are not there, and wait for nothing
             self._buckets = self._todo = []
             raise
-        for name, piece, shape in zip(names, pieces, shapes, strict=True):
-            self._sums[name] += self._shards.cut(name, piece.view(shape))
+        for piece, (name, rows) in zip(pieces, bucket, strict=True):
+            own = self._shards.rows(name)
+            some = range(max(own.start, rows.start), min(own.stop, rows.stop))
+            if some:
+                part = piece[some.start - rows.start : some.stop - rows.start]
+                sums = self._sums[name].view(self._shards.shape(name) or (1,))
+                sums[some.start - own.start : some.stop - own.start] += self._shards.cut(name, part, 1)

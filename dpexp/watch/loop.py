@@ -32,7 +32,7 @@ from dpexp.watch.explain import OWN_ROWS, FoundError, LoopFinding
 from dpexp.watch.judge import Judge
 from dpexp.watch.options import Options
 from dpexp.watch.program import shapes
-from dpexp.watch.ranks import LoopRanks
+from dpexp.watch.ranks import LoopRanks, LostRankError
 from dpexp.watch.recording import Recording
 from dpexp.watch.replay import Replay, unchanged
 from dpexp.watch.shards import own as shard
@@ -424,7 +424,7 @@ class WatchedLoop:
 
     def _begin(self, optimizer: torch.optim.Optimizer, held: Mapping[str, nn.Parameter]) -> None:
         """Compare the gradients, before the optimizer's step."""
-        if self._step is None or self._window != self._calls.windows:
+        if self._is_new():
             self._step = None  # its memory
             if self._is_empty(held):
                 return
@@ -433,6 +433,7 @@ class WatchedLoop:
         elif optimizer in self._done_in_window:
             self._refuse_again(held)
             return
+        assert self._step is not None
         self._trained.add(held)
         self._done_in_window.add(optimizer)
         judge = self._judge(self._step.number)
@@ -502,14 +503,22 @@ class WatchedLoop:
         if self.steps >= self._wanted:
             self._end()
 
+    def _is_new(self) -> bool:
+        """Whether no optimizer has stepped since calls of the model, on any rank: one may have taken none."""
+        if self._ranks.size == 1:
+            self._ranks = LoopRanks()  # the process group may be made after the watch began
+        self._ranks.meet()
+        is_own = self._step is None or self._window != self._calls.windows
+        is_new = any(self._ranks.all_gather(is_own))
+        if is_new and not is_own:
+            self._calls.begin_window()
+        return is_new
+
     def _is_empty(self, held: Mapping[str, nn.Parameter]) -> bool:
         """Whether it is a step of gradients that are zero, without a call of the model.
 
         As torch.distributed.checkpoint takes one, to make the state of an optimizer.
         """
-        if self._ranks.size == 1:
-            self._ranks = LoopRanks()  # the process group may be made after the watch began
-        self._ranks.meet()
         return not (any(self._ranks.all_gather(bool(self._calls.window.calls))) or self._has_gradients(held))
 
     def _has_gradients(self, held: Mapping[str, nn.Parameter]) -> bool:
@@ -580,11 +589,12 @@ class WatchedLoop:
         except FoundError as found:
             self.findings.append(found.finding)
             self._end()
-        except NotComparableError as why:
-            self._give_up(str(why))
-        except Exception as error:  # of this rank alone, as one that is out of memory
-            self._give_up(describe(error))
-            self._ranks.fail(describe(error))
+        except LostRankError as lost:
+            self._give_up(str(lost))
+        except Exception as error:  # it may be of this rank alone, as one that is out of memory
+            why = str(error) if isinstance(error, NotComparableError) else describe(error)
+            self._give_up(why)
+            self._ranks.fail(why)
         if self.findings and self._options.raises:
             raise self.findings[0].error()
 

@@ -22,6 +22,10 @@ MEETING, ANSWER = timedelta(seconds=5), timedelta(seconds=60)
 """How long a rank waits for the others at the start of a step, and for each answer in it."""
 
 
+class LostRankError(Exception):
+    """Another rank has failed, or does not answer: no rank waits for this one any more."""
+
+
 @dataclass(frozen=True)
 class _Failed:
     """In the place of a value, of a rank that has failed on its own."""
@@ -40,31 +44,33 @@ class LoopRanks(ProcessGroup):
         super().__init__(Mesh.of_rows(size) if size > 1 else None, answers)
 
     def meet(self) -> None:
-        """Wait for every rank to begin this step. Raises NotComparableError where one does not."""
+        """Wait for every rank to begin this step. Raises LostRankError where one does not."""
         if self._meeting is None:
             return
         try:
             distributed.barrier(self._meeting)
         except RuntimeError as error:
-            raise NotComparableError(
+            raise LostRankError(
                 f"rank {self.rank} takes a step of the optimizer that other ranks did not begin within "
                 f"{MEETING.seconds} s: let every rank take the same steps"
             ) from error
 
     def all_gather(self, value: _T) -> list[_T]:
-        """As of any group. Raises NotComparableError where a rank ``fail``s, or does not answer."""
+        """As of any group. Raises LostRankError where a rank ``fail``s, or does not answer."""
         try:
             values = super().all_gather(value)
         except RuntimeError as error:
-            raise NotComparableError(f"the ranks do not answer each other: {describe(error)}") from error
+            raise LostRankError(f"the ranks do not answer each other: {describe(error)}") from error
         for rank, each in enumerate(values):
             if isinstance(each, _Failed):
-                raise NotComparableError(f"rank {rank}: {each.why}")
+                raise LostRankError(f"rank {rank}: {each.why}")
         return values
 
     def fail(self, why: str) -> None:
-        """End what all ranks do together, since this one cannot; the others wait for a value of it."""
-        with suppress(NotComparableError):
+        """End what all ranks do together, since this one cannot: the others wait for a value of it, or have
+        failed alike.
+        """
+        with suppress(LostRankError):
             self.all_gather(_Failed(why))
 
     def together(self, part: Callable[[], _T]) -> _T:

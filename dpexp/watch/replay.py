@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -165,7 +165,7 @@ class Replay:
         )
         return any(sharded)
 
-    def _allocate(self, names: Iterable[str]) -> None:
+    def _allocate(self, names: Collection[str]) -> None:
         """Where no rank waits for another one: there may be no memory."""
         needed = {}
         for name in names:

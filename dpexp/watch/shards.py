@@ -84,10 +84,18 @@ class Shards:
         """That of what this rank owns."""
         return self.boxes[self.rank][name][1] if self.is_sharded(name) else self.shapes[name]
 
-    def cut(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        """What this rank owns of the full tensor: a view."""
+    def rows(self, name: str) -> range:
+        """Those of the full tensor of which this rank owns something; a scalar has one."""
+        if not self.is_sharded(name) or not self.shapes[name]:
+            return range(next(iter(self.shapes[name]), 1))
+        (start, *_), (count, *_) = self.boxes[self.rank][name]
+        return range(start, start + count)
+
+    def cut(self, name: str, tensor: torch.Tensor, first: int = 0) -> torch.Tensor:
+        """What this rank owns of the full tensor, or of rows of it with ``first=1``: a view."""
         if self.is_sharded(name):
-            for dimension, (start, length) in enumerate(zip(*self.boxes[self.rank][name], strict=True)):
+            box = [*zip(*self.boxes[self.rank][name], strict=True)]
+            for dimension, (start, length) in enumerate(box[first:], first):
                 tensor = tensor.narrow(dimension, start, length)
         return tensor
 

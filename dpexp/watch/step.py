@@ -34,7 +34,7 @@ from dpexp.watch.calls import Call, Window
 from dpexp.watch.counts import ROWS, count
 from dpexp.watch.equal import Kind, kind_of
 from dpexp.watch.expected import Observed, Step, Tensors, expected, outputs_of
-from dpexp.watch.explain import Case, explain
+from dpexp.watch.explain import Case, FoundError, explain
 from dpexp.watch.gradients import Right, Sides, of_loop
 from dpexp.watch.judge import Judge, drawn
 from dpexp.watch.memory import Blocks, Memory, chosen, said
@@ -111,7 +111,7 @@ def begin(judge: Judge, observed: Observed, known: Mapping[str, Known]) -> Step:
     try:
         losses = _losses(judge, window)
         weighed = _weighed(judge, window, losses, counted, known)
-    except Exception as error:  # of outputs that are wrong: these are said first
+    except (FoundError, NotComparableError) as error:  # of outputs that are wrong: these are said first
         weighed, why = unweighed(window), error
     step = Step(judge.number, window, shards, counted, weighed)
     step = replace(step, expected=expected(step, replay))
