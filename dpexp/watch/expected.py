@@ -129,14 +129,15 @@ def expected(
 ) -> Expected:
     """Take the calls of this rank, while other ranks take theirs; every rank must call this.
 
-    Sums are those of ``names``, or of all parameters that are trained, in float32 or wider. Penalties come
+    Sums are those of ``names``, or of all parameters that are trained, in the types that these have in the
+    loop, which adds in them, too. Penalties come
     after all calls. With a ``draw`` everything is rounded otherwise.
     """
     window, weighed, shards, ranks = step.window, step.weighed, step.shards, step.shards.ranks
     some = [name for name in replay.trained if names is None or name in names]
     if any(each != some for each in ranks.all_gather(some)):
         raise NotComparableError("ranks train other parameters")
-    sums = _zeros({name: replay.parameters[name] for name in some}, shards)
+    sums = _zeros({name: replay.parameters[name] for name in some}, replay.types, shards)
     passes = sorted({each.backward for some in (window.calls, window.penalties) for each in some})
     columns: dict[int, dict[str, torch.Tensor]] = {number: {} for number in passes}
     is_counted = step.counted[ranks.rank] == ranks.rank
@@ -229,13 +230,12 @@ def _compared(number: int, found: Sequence[torch.Tensor], right: Sequence[torch.
     }
 
 
-def _zeros(parameters: Mapping[str, torch.Tensor], shards: Shards) -> dict[str, torch.Tensor]:
+def _zeros(
+    parameters: Mapping[str, torch.Tensor], types: Mapping[str, torch.dtype], shards: Shards
+) -> dict[str, torch.Tensor]:
     """Where the gradients of these are added."""
     found = tensors.empty_together(
-        {
-            name: (shards.shape(name), torch.promote_types(each.dtype, torch.float32), each.device)
-            for name, each in parameters.items()
-        }
+        {name: (shards.shape(name), types[name], each.device) for name, each in parameters.items()}
     )
     for each in found.values():
         each.zero_()
@@ -275,7 +275,7 @@ class _Buckets:
             left -= size
         flat = dict[torch.dtype, int]()
         for each in self._buckets:
-            kind_of = sums[each[0][0]].dtype
+            kind_of = self._wide(each[0][0])
             flat[kind_of] = max(flat.get(kind_of, 0), sum(map(self._count, each)))
         device = next((each.device for each in sums.values()), None)
         self._flat = {each: torch.empty(size, dtype=each, device=device) for each, size in flat.items()}
@@ -313,6 +313,10 @@ class _Buckets:
         while self._todo and is_ready(self._todo[0]):
             self._add(self._todo.pop(0))
 
+    def _wide(self, name: str) -> torch.dtype:
+        """Ranks are added in float32 or wider."""
+        return torch.promote_types(self._sums[name].dtype, torch.float32)
+
     def _shape(self, name: str) -> tuple[int, ...]:
         return self._shards.shapes[name] or (1,)
 
@@ -326,7 +330,7 @@ class _Buckets:
 
     def _add(self, bucket: Sequence[Rows]) -> None:
         sizes = [*map(self._count, bucket)]
-        flat = self._flat[self._sums[bucket[0][0]].dtype][: sum(sizes)]
+        flat = self._flat[self._wide(bucket[0][0])][: sum(sizes)]
         pieces = [
             piece.view(len(rows), *self._shape(name)[1:])
             for piece, (name, rows) in zip(torch.split(flat, sizes), bucket, strict=True)

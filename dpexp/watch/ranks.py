@@ -83,7 +83,7 @@ class LoopRanks(ProcessGroup):
             raise NotComparableError(why) from failed.__cause__
 
     def add_up(self, tensor: torch.Tensor) -> None:
-        """Add the tensors of all ranks in place: in the group of their device, if there is one.
+        """Add the tensors of all ranks in place, in float32 or wider: in a group of their device, if there is one.
 
         Inside of what this rank computes alone the groups of the loop are there again.
         """
@@ -92,12 +92,11 @@ class LoopRanks(ProcessGroup):
         with everyone():
             numbers = torch.view_as_real(tensor) if tensor.is_complex() else tensor
             group = self._of_device(numbers.device.type)
-            if group is not None:
-                distributed.all_reduce(numbers, group=group)
-            else:
-                on_host = numbers.cpu()
-                distributed.all_reduce(on_host, group=self._group)
-                numbers.copy_(on_host)
+            wide = torch.promote_types(numbers.dtype, torch.float32)
+            total = numbers.to(numbers.device if group is not None else "cpu", wide)
+            distributed.all_reduce(total, group=group or self._group)
+            if total is not numbers:
+                numbers.copy_(total)
 
     def _of_device(self, kind: str) -> Any:
         """The group that adds up tensors of this kind of device; None if only the host can."""

@@ -109,6 +109,11 @@ class Replay:
         self._on_leave: Callable[[Sequence[str]], None] = _ignore
 
     @property
+    def types(self) -> dict[str, torch.dtype]:
+        """Those of the parameters of the loop."""
+        return {name: each.dtype for name, each in self._source.items()}
+
+    @property
     def trained(self) -> list[str]:
         """The names of those that get a gradient."""
         return [name for name, each in self.parameters.items() if each.requires_grad]
