@@ -10,9 +10,12 @@ the activations of one call                             what the loop itself had
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import product
 from math import prod
+from pathlib import Path
 
 import psutil
 import torch
@@ -23,6 +26,9 @@ from dpexp.watch.expected import BUCKET
 from dpexp.watch.ranks import LoopRanks
 from dpexp.watch.shards import Shards
 
+OWN_GROUPS, GROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
+LIMITS = ("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")
+"""The limit of a group, and what it uses, in either version of control groups."""
 Blocks = Mapping[str, Sequence[str]]
 
 
@@ -69,7 +75,8 @@ def chosen(wanted: str | None, memories: Sequence[Memory], has_blocks: bool) -> 
     def fits(kind: str) -> bool:
         return all(getattr(each, kind) + each.others <= each.free for each in memories)
 
-    kinds = [wanted] if wanted else ["full", *(["blocks"] if has_blocks else [])]
+    kinds = [each for each in ("full", "blocks") if has_blocks or each == "full"]
+    kinds = [wanted] if wanted in kinds else kinds
     if (found := next(filter(fits, kinds), None)) is None:
         raise NotComparableError(
             f"{said(kinds[-1], memories)}: watch a smaller model, or one with shorter rows"
@@ -79,9 +86,11 @@ def chosen(wanted: str | None, memories: Sequence[Memory], has_blocks: bool) -> 
 
 def said(kind: str, memories: Sequence[Memory]) -> str:
     """What the rank with least memory needs, and what is free there."""
-    rank, least = min(enumerate(memories), key=lambda pair: pair[1].free - getattr(pair[1], kind))
+    needs = [getattr(each, kind) + each.others for each in memories]
+    left = [each.free - need for each, need in zip(memories, needs, strict=True)]
+    rank = left.index(min(left))
+    least, need = memories[rank], needs[rank]
     where = f" on rank {rank}" if len(memories) > 1 else ""
-    need = getattr(least, kind) + least.others
     free = f"{least.free / 1e9:.2f} GB are free{where}"
     return f"the watch needs {need / 1e9:.2f} GB (replica='{kind}'), and {free}"
 
@@ -91,8 +100,24 @@ def _free(device: torch.device, ranks: LoopRanks) -> tuple[int, int]:
     if device.type in ("cpu", "meta"):
         own = [each.host for each in ranks.members if each.rank == ranks.rank]
         beside = sum(each.host in own for each in ranks.members) or 1
-        return psutil.virtual_memory().available // beside, 0
+        return min(psutil.virtual_memory().available, *_limits()) // beside, 0
     module = torch.get_device_module(device)
     allocated = module.memory_allocated(device)
     free = module.mem_get_info(device)[0] + module.memory_reserved(device) - allocated
     return free, module.max_memory_allocated(device) - allocated
+
+
+def _limits() -> Iterator[int]:
+    """What is left of the memory that the control groups of this process may have, of which a container is
+    one; what they keep of files is free.
+    """
+    with suppress(OSError):
+        for line in OWN_GROUPS.read_text().splitlines():
+            _, kind, path = line.split(":", 2)
+            group = GROUPS / kind / path.lstrip("/")
+            for each, (limit, used) in product((group, *group.parents), LIMITS):
+                with suppress(OSError, ValueError):  # this one has none
+                    left = int((each / limit).read_text()) - int((each / used).read_text())
+                    numbers = (each / "memory.stat").read_text().replace("total_", "").split("\n")
+                    stat = dict(number.split() for number in numbers if number)
+                    yield left + int(stat["inactive_file"]) + int(stat["active_file"])
