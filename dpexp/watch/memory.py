@@ -3,7 +3,7 @@
 of a rank                                               bytes
 the replica, ``full``                                   all parameters, in the type of the forward
 the replica, in ``blocks``                              the largest block, and what is outside of blocks
-the sums of gradients, then the updated parameters      what it owns of them, in float32 or wider
+the sums of gradients, then the updated parameters      what it owns of them, in their types
 a gradient on its way to the sums                       the largest parameter, twice, or a bucket
 the activations of one call                             what the loop itself had at most, where that is known
 """
@@ -48,13 +48,12 @@ class Memory:
         """Of the model that is laid out, by the names of its parameters."""
         size = {name: each.numel() * (low or each.dtype).itemsize for name, each in parameters.items()}
         of_blocks = [sum(size[name] for name in names) for names in blocks.values()]
-        wide = {
-            name: torch.promote_types(each.dtype, torch.float32).itemsize for name, each in parameters.items()
-        }
         own = sum(
-            prod(shards.shape(name)) * each for name, each in wide.items() if parameters[name].requires_grad
+            prod(shards.shape(name)) * each.itemsize
+            for name, each in parameters.items()
+            if each.requires_grad
         )
-        largest = max((each.numel() * wide[name] for name, each in parameters.items()), default=0)
+        largest = max((each.numel() * each.itemsize for each in parameters.values()), default=0)
         device = next((each.device for each in parameters.values()), torch.device("cpu"))
         free, activations = _free(device, shards.ranks)
         total = sum(size.values())

@@ -83,7 +83,7 @@ class LoopRanks(ProcessGroup):
             raise NotComparableError(why) from failed.__cause__
 
     def add_up(self, tensor: torch.Tensor) -> None:
-        """Add the tensors of all ranks in place, in float32 or wider: in a group of their device, if there is one.
+        """Add the tensors of all ranks in place, in float32 or wider; on their device, if a group has it.
 
         Inside of what this rank computes alone the groups of the loop are there again.
         """
