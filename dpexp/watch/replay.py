@@ -157,7 +157,7 @@ class Replay:
 
     def release(self) -> None:
         """Free the parameters and buffers."""
-        self._free(self._source)
+        self._free(self.parameters if self._source else ())
         for each in self._model.buffers():
             each.data = each.data.new_empty(0)
         self._source, self._ranks = {}, None

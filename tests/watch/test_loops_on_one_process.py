@@ -204,6 +204,13 @@ def two_models_clipped_together() -> Any:
     )
 
 
+@right("extra.weight")
+def a_part_that_is_added_while_watched() -> Any:
+    run = watch(model := MLP(), mse)
+    model.extra = nn.Linear(2, 2)
+    return train(run, model, sgd(model.parameters()))
+
+
 def in_two(model: Any, step: Callable[[list[Any]], None]) -> Any:
     """A loop of two optimizers, with the parameters of which ``step`` clips and steps."""
     run, optimizers = watch(model, mse), [sgd(model.fc1.parameters()), sgd(model.fc2.parameters())]
