@@ -1,21 +1,26 @@
 """What it costs to watch a loop, and the smallest wrong weight that is found.
 
-python experiments/watched_loops/measure.py          # about five minutes on two cores; writes the tables of README.md
+python experiments/watched_loops/measure.py                  # writes the tables of README.md
+python experiments/watched_loops/measure.py --quick PATTERN  # one pair of the loops whose names have it, printed
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
-import resource
+import re
 import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+sys.path.append(str(Path(__file__).resolve().parents[2]))  # another dpexp can be measured by PYTHONPATH
 
 import torch
 import torch.nn.functional as F
@@ -28,77 +33,170 @@ from dpexp.config.errors import VerificationError
 from experiments.harness import environments, markdown
 
 README = Path(__file__).with_name("README.md")
-WIDTH, ROWS, STEPS, REPEATS = 1536, 64, 4, 5
-LAYOUTS = {"one process": 0, "DistributedDataParallel": 2, "fully_shard": 2}
+ROWS, TOKENS, CLIP_NORM, REPEATS = 2, 64, 0.1, 5
 TYPES = ("float32", "bfloat16", "autocast")
 WRONG = (1e-5, 1e-4, 1e-3, 1e-2, 0.03, 0.1, 0.3)
 SEEDS = 10
 
 
+# --- the loops -----------------------------------------------------------------------------------------------
+
+
+class Block(nn.Module):
+    """A block of GPT-2: (rows, tokens, width) to the same."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.heads = width // 64
+        self.norm, self.norm_of_mlp = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        some = self.qkv(self.norm(hidden)).unflatten(-1, (3, self.heads, 64)).permute(2, 0, 3, 1, 4)
+        attended = F.scaled_dot_product_attention(*some, is_causal=True)
+        hidden = hidden + self.out(attended.transpose(1, 2).flatten(2))
+        return hidden + self.mlp(self.norm_of_mlp(hidden))
+
+
+class GPT(nn.Module):
+    """GPT-2 without dropout: ids (rows, tokens) to logits (rows, tokens, vocabulary)."""
+
+    def __init__(self, blocks: int, width: int, vocabulary: int) -> None:
+        super().__init__()
+        self.tokens, self.positions = nn.Embedding(vocabulary, width), nn.Embedding(1024, width)
+        self.blocks = nn.ModuleList(Block(width) for _ in range(blocks))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, vocabulary, bias=False)
+        nn.init.normal_(self.tokens.weight, std=0.02)
+        self.head.weight = self.tokens.weight
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        hidden = self.tokens(ids) + self.positions(torch.arange(ids.shape[1]))
+        for block in self.blocks:
+            hidden = block(hidden)
+        return self.head(self.norm(hidden))
+
+
+@dataclass(frozen=True)
+class Loop:
+    """A training loop of a ``GPT`` of this size. ``ranks`` is 0 for one process without ranks.
+
+    It is watched for so many ``steps``, and takes so many ``after`` the watch.
+    """
+
+    size: tuple[int, int, int]
+    layout: str = "one process"
+    ranks: int = 0
+    micro_batches: int = 1
+    steps: int = 2
+    after: int = 0
+    replica: str | None = None
+
+
+GPT2, MEDIUM, SMALL = (12, 768, 50257), (12, 512, 48000), (8, 512, 50257)
+TWO_RANKS = "fully_shard", 2
+LOOPS = {
+    "124 million, one process, 1 micro-batch": Loop(GPT2),
+    "124 million, one process, 4 micro-batches": Loop(GPT2, micro_batches=4),
+    "51 million, fully_shard, 2 ranks": Loop(SMALL, *TWO_RANKS),
+    "51 million, fully_shard, 4 ranks": Loop(SMALL, "fully_shard", 4),
+    '51 million, fully_shard, 2 ranks, `replica="blocks"`': Loop(SMALL, *TWO_RANKS, replica="blocks"),
+    '51 million, fully_shard, 4 ranks, `replica="blocks"`': Loop(SMALL, "fully_shard", 4, replica="blocks"),
+    "62 million, one process, 2 micro-batches": Loop(MEDIUM, "one process", 0, 2, 4, 3),
+    "62 million, DDP, 2 ranks, 2 micro-batches": Loop(MEDIUM, "DDP", 2, 2, 4, 3),
+    "62 million, fully_shard, 2 ranks, 2 micro-batches": Loop(MEDIUM, *TWO_RANKS, 2, 4, 3),
+}
+
+
+def laid_out(model: GPT, layout: str) -> nn.Module:
+    """The model in this layout."""
+    if layout == "fully_shard":
+        for block in model.blocks:
+            fully_shard(block)
+        fully_shard(model)
+    return DistributedDataParallel(model) if layout == "DDP" else model
+
+
 # --- the cost of a watched step ------------------------------------------------------------------------------
 
 
-def train(layout: str, watched: bool) -> dict[str, float]:
-    """The median time of four steps in s, and the peak memory of the process in MB."""
+def train(loop: Loop, watched: bool) -> dict[str, float]:
+    """The median times of a step in s while it is watched and ``after`` it, and the ``peak`` memory in N.
+
+    N are the bytes of the model's parameters in float32. The first step is left out of the times: there the
+    optimizer has no state yet.
+    """
     torch.manual_seed(0)
-    model: nn.Module = nn.Sequential(*[nn.Linear(WIDTH, WIDTH) for _ in range(3)])  # 7 million parameters
-    watch = dpexp.watch(model, F.mse_loss, steps=STEPS, track=False) if watched else None
-    loss = watch.loss if watch is not None else F.mse_loss
-    if layout == "fully_shard":
-        fully_shard(model)
-    elif layout == "DistributedDataParallel":
-        model = DistributedDataParallel(model)
-    optimizer = torch.optim.AdamW(model.parameters())
-    torch.manual_seed(distributed.get_rank() if distributed.is_initialized() else 0)
+    model: Any = GPT(*loop.size)
+    n = 4 * sum(each.numel() for each in model.parameters())
+    options: dict[str, Any] = {"steps": loop.steps, "track": False, "replica": loop.replica}
+    watch = dpexp.watch(model, F.cross_entropy, **options) if watched else None
+    loss: Callable[..., torch.Tensor] = F.cross_entropy if watch is None else watch.loss
+    model = laid_out(model, loop.layout)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    torch.manual_seed(distributed.get_rank() if loop.ranks else 0)
     times = []
-    for _ in range(STEPS):
-        inputs = torch.randn(ROWS, WIDTH)
+    Path("/proc/self/clear_refs").write_text("5")  # the peak of this process begins now
+    for _ in range(loop.steps + loop.after):
+        batches = torch.randint(loop.size[2], (loop.micro_batches, ROWS, TOKENS + 1))
         begun = time.perf_counter()
         optimizer.zero_grad()
-        loss(model(inputs), inputs).backward()
+        for ids in batches:
+            logits = model(ids[:, :-1])
+            (loss(logits.flatten(0, 1), ids[:, 1:].flatten()) / loop.micro_batches).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), CLIP_NORM)
         optimizer.step()
         times.append(time.perf_counter() - begun)
-    if watch is not None and watch.verdict().steps != STEPS:
-        raise RuntimeError(f"{watch.steps} of {STEPS} steps were compared")
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    return {"seconds": statistics.median(times), "megabytes": peak}
+    peak = re.findall(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())[0]  # in KB
+    if watch is not None and watch.verdict().steps != loop.steps:
+        raise RuntimeError(f"{watch.steps} of {loop.steps} steps were compared: {watch}")
+    seconds = statistics.median(times[1 : loop.steps])
+    after = statistics.median(times[loop.steps :] or [math.nan])
+    return {"seconds": seconds, "after": after, "peak": int(peak) * 1024 / n}
 
 
-def in_ranks(layout: str, watched: bool) -> dict[str, float]:
-    """The same in new processes, whose peak memory is their own; that of the first rank."""
-    words = [sys.executable, __file__, layout, str(int(watched))]
+def in_ranks(name: str, watched: bool) -> dict[str, float]:
+    """The same in new processes; of each figure the largest of the ranks."""
+    words = [sys.executable, __file__, "--rank", name, str(int(watched))]
     started = [
         subprocess.Popen(words, env=os.environ | each, stdout=subprocess.PIPE, text=True)
-        for each in environments(LAYOUTS[layout])
+        for each in environments(LOOPS[name].ranks)
     ]
     printed = [each.communicate()[0] for each in started]
     if any(each.returncode for each in started):
-        raise RuntimeError(f"{layout}: a rank has failed")
-    return json.loads(printed[0].splitlines()[-1])
+        raise RuntimeError(f"{name}: a rank has failed")
+    of_ranks = [json.loads(each.splitlines()[-1]) for each in printed]
+    return {key: max(each[key] for each in of_ranks) for key in of_ranks[0]}
 
 
-def rank(layout: str, watched: bool) -> None:
+def rank(name: str, watched: bool) -> None:
     """One rank of ``in_ranks``."""
     torch.set_num_threads(1)
-    if LAYOUTS[layout]:
+    if LOOPS[name].ranks:
         distributed.init_process_group("gloo")
-    print(json.dumps(train(layout, watched)), flush=True)
-    if LAYOUTS[layout]:
+    print(json.dumps(train(LOOPS[name], watched)), flush=True)
+    if LOOPS[name].ranks:
         distributed.barrier()
         distributed.destroy_process_group()
 
 
-def cost() -> str:
-    """A row for each layout: plain and watched in turn, the ratio of the pairs."""
-    titles, rows = ("layout", "plain step, ms", "watched step, ms", "ratio", "memory, watched over plain"), []
-    for layout, ranks in LAYOUTS.items():
-        pairs = [(in_ranks(layout, False), in_ranks(layout, True)) for _ in range(REPEATS)]
-        plain, watched = ([each["seconds"] * 1e3 for each in side] for side in zip(*pairs, strict=True))
+def cost(names: list[str], repeats: int) -> Iterator[tuple[str, ...]]:
+    """A row for each loop: plain and watched in turn, the ratios of the pairs."""
+    for name in names:
+        pairs = [(in_ranks(name, False), in_ranks(name, True)) for _ in range(repeats)]
+        plain, watched = ([each["seconds"] for each in side] for side in zip(*pairs, strict=True))
         ratios = [b / a for a, b in zip(plain, watched, strict=True)]
-        memory = [b["megabytes"] / a["megabytes"] for a, b in pairs]
-        name, ratio = f"{layout}, {ranks or 1} x {ROWS} rows", f"**{spread(ratios, '.1f')}**"
-        rows.append((name, spread(plain, ".0f"), spread(watched, ".0f"), ratio, spread(memory, ".2f")))
-    return markdown(titles, rows)
+        after = [b["after"] / a["after"] for a, b in pairs]
+        added = [b["peak"] - a["peak"] for a, b in pairs]
+        of_plain = statistics.median(each["peak"] for each, _ in pairs)
+        yield (
+            name,
+            spread(plain, ".2f"),
+            f"**{spread(ratios, '.1f')}**",
+            spread(after, ".2f") if LOOPS[name].after else "–",
+            f"{of_plain:.1f}",
+            f"**{spread(added, '.1f')}**",
+        )
 
 
 def spread(values: list[float], form: str) -> str:
@@ -146,10 +244,18 @@ def write(name: str, table: str) -> None:
     README.write_text(before + begin + table + "\n" + end + rest.partition(end)[2])
 
 
+TITLES = ("loop", "plain step, s", "watched over plain", "after the watch", "plain at most, N", "added, N")
+
 if __name__ == "__main__":
-    if len(sys.argv) > 1:
-        rank(sys.argv[1], sys.argv[2] == "1")
+    words = sys.argv[1:]
+    torch.set_num_threads(1)
+    if words[:1] == ["--rank"]:
+        rank(words[1], words[2] == "1")
+    elif words[:1] == ["--quick"]:
+        names = [name for name in LOOPS if not words[1:] or any(each in name for each in words[1:])]
+        print(markdown(TITLES, []))
+        for row in cost(names, 1):
+            print(f"| {' | '.join(row)} |", flush=True)
     else:
-        torch.set_num_threads(1)
         write("smallest", smallest())
-        write("cost", cost())
+        write("cost", markdown(TITLES, cost(list(LOOPS), REPEATS)))
