@@ -386,9 +386,10 @@ def _scaled_shards(case: Case) -> str:
     sharded = [each for name, each in sides.of_own.items() if sides.shards.is_sharded(name)]
     of_ranks = case.ranks.all_gather(sum(sharded, Moments()))
     known = [each for each in of_ranks if each.of and each.found]
-    if len(known) < 2 or any(each.left**2 > FITS * each.found for each in known):
+    factors = [each.factor / kept for each in known]
+    if are_alike(factors, SAME) or any(each.left**2 > FITS * each.found for each in known):
         return ""
-    times = shown([each.factor / kept for each in known])
+    times = shown(factors)
     return f"clipped by each rank's own norm: each has scaled its shard (times {times})"
 
 
