@@ -81,6 +81,11 @@ def kind_of(optimizer: torch.optim.Optimizer, held: Parameters, ranks: LoopRanks
     Raises NotComparableError for an optimizer that draws random numbers, and for one whose copy could step
     the loop's own parameters.
     """
+    ids = {id(each) for each in held.values()}
+    kept = (value for group in (vars(optimizer), *optimizer.param_groups) for value in group.values())
+    some = (value for value in kept if isinstance(value, set | frozenset | tuple | list | dict))
+    if any(isinstance(each, int) and each in ids for value in some for each in value):
+        raise NotComparableError(f"{type(optimizer).__name__} knows parameters by their ids")
     classes = _classes(optimizer, held)
     tried = [name for names in classes.values() for name in _ends(held, names)]
     given = {name: _random(optimizer, held[name], number) for number, name in enumerate(tried)}

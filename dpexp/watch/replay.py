@@ -41,6 +41,13 @@ HAS_STATE = (
 )
 
 
+def limits_of(types: Sequence[torch.dtype]) -> Limits:
+    """What counts as rounding in the narrowest of these types."""
+    narrowest = max(types, key=lambda each: torch.finfo(each).eps, default=torch.float32)
+    tolerance, negligible = base_tolerance(narrowest, "")
+    return Limits.of(narrowest, tolerance, negligible)
+
+
 class Narrowest(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Sees the narrowest type that operations inside compute in, beginning with those of ``some``."""
 
@@ -56,10 +63,7 @@ class Narrowest(TorchDispatchMode):  # type: ignore[no-untyped-call]
     @property
     def limits(self) -> Limits:
         """What counts as rounding in this type."""
-        known = [each for each in self._types if each.is_floating_point] or [torch.float32]
-        narrowest = max(known, key=lambda each: torch.finfo(each).eps)
-        tolerance, negligible = base_tolerance(narrowest, "")
-        return Limits.of(narrowest, tolerance, negligible)
+        return limits_of([each for each in self._types if each.is_floating_point])
 
 
 @contextmanager

@@ -27,6 +27,7 @@ from dpexp.strategies.modules import named_parameters
 from dpexp.verification.alone import collectives
 from dpexp.verification.compare import Noise, ratio
 from dpexp.verification.diagnosis.patterns import Moments
+from dpexp.verification.rounding import mixed_precision
 from dpexp.watch import clipping, update
 from dpexp.watch.averages import Known
 from dpexp.watch.blocks import block_names, parameters_of
@@ -39,7 +40,7 @@ from dpexp.watch.gradients import Right, Sides, of_loop
 from dpexp.watch.judge import Judge, drawn
 from dpexp.watch.memory import Blocks, Memory, chosen, said
 from dpexp.watch.ranks import LoopRanks
-from dpexp.watch.replay import HAS_STATE, Replay, low_of
+from dpexp.watch.replay import HAS_STATE, Replay, limits_of, low_of
 from dpexp.watch.shards import Shards, own, sampled
 from dpexp.watch.weights import (
     STATE_WEIGHT,
@@ -337,7 +338,9 @@ def compare_gradients(
         return drawn("gradients", sides.parts(*both))
 
     found = sides.parts(sides.found, wanted)
-    failed = judge.compare("gradients", found, rounding, step.expected.limits)
+    reduced = [limits_of([each]) for each in mixed_precision(judge.model)]
+    limits = max([step.expected.limits, *reduced], key=attrgetter("eps"))
+    failed = judge.compare("gradients", found, rounding, limits)
     if failed is None:
         _check_drift(judge, step, sides)
         return Compared(
@@ -348,7 +351,7 @@ def compare_gradients(
     carried: Sequence[Tensors] | None = None
     with suppress(NotComparableError):  # the step of the other optimizer has changed the model
         carried = _columns(observed.carried, step, judge.replay)
-    limit = 10 * step.expected.limits.tolerance
+    limit = 10 * limits.tolerance
     case = Case(
         observed,
         step,

@@ -434,6 +434,7 @@ def clip_shards(model: nn.Module, _: Any) -> None:
 
 
 bfloat16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+reduced = MixedPrecisionPolicy(reduce_dtype=torch.bfloat16)
 right(
     fsdp_clipped=lambda: loop(layout=nested, micro=2, before_step=clip(0.05)),
     fsdp_of_one_row_on_two_ranks=lambda: loop(
@@ -448,6 +449,7 @@ right(
     ),
     fsdp_with_batch_norm_and_dropout=lambda: loop(normalized(), layout=fully_shard, micro=2),
     fsdp_in_bfloat16=lambda: loop(loss=float_mse, layout=partial(nested, mp_policy=bfloat16)),
+    fsdp_reduced_in_bfloat16=lambda: loop(layout=partial(nested, mp_policy=reduced)),
     fsdp_synchronized_on_the_last_pass=lambda: without_sync_but(2),
 )
 right("rank 0", fsdp_of_models_with_other_seeds=lambda: loop(seeded(rank()), layout=fully_shard))

@@ -317,10 +317,15 @@ def test_rounding_of_bfloat16_hides_a_small_update() -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "why"), [(DrawsNoise, "draws random numbers"), (Keeps, "'kept' of type list")]
+    ("make", "why"),
+    [
+        (DrawsNoise, "draws random numbers"),
+        (Keeps, "'kept' of type list"),
+        (lambda some: Lamb([*some], no_decay={id(each) for each in some}), "by their ids"),
+    ],
 )
 def test_not_comparable(make: Make, why: str) -> None:
-    steps = Steps(make((module := model()).parameters()), module)
+    steps = Steps(make([*(module := model()).parameters()]), module)
     before = [each.detach().clone() for each in module.parameters()]
     with pytest.raises(NotComparableError, match=why):
         steps.take(1)
