@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from dpexp.config.errors import NotComparableError
-from dpexp.verification.compare import Limits
+from dpexp.verification.compare import Limits, distance, magnitude
 from dpexp.verification.rounding import OtherwiseRounded
 from dpexp.watch.calls import full
 from dpexp.watch.ranks import LoopRanks
@@ -37,7 +37,6 @@ it after some. Changes that agree differ by so much of themselves."""
 SIDES = (256, 256, 64)
 """A parameter of so many dimensions is tried with so many numbers along each of them at most: some optimizers
 treat large ones otherwise, as those that factor their state."""
-_CHUNK = 2**22
 
 
 @dataclass(frozen=True)
@@ -205,8 +204,9 @@ def _of_rank_one(given: Given) -> Given:
 
 def _agree(given: Mapping[str, Given], found: Tensors, expected: Tensors) -> bool:
     def near(name: str, right: torch.Tensor) -> bool:
-        rounding = 4 * LAST_BITS * torch.finfo(right.dtype).eps * norm(right)
-        return apart_by(found[name], right) <= rounding + AGREE * apart_by(right, given[name].parameter)
+        rounding = 4 * LAST_BITS * torch.finfo(right.dtype).eps * magnitude(right)
+        most = rounding + AGREE * distance(right, given[name].parameter)
+        return distance(found[name], right) <= most < math.inf
 
     return all(near(name, expected[name]) for name in given)
 
@@ -278,22 +278,3 @@ def _copy_without_hooks(optimizer: torch.optim.Optimizer) -> Any:
             )
         setattr(equal, key, value)
     return equal
-
-
-# --- norms ---
-
-
-def norm(tensor: torch.Tensor) -> float:
-    """That of the finite numbers."""
-    wide = torch.promote_types(tensor.dtype, torch.float32)
-    return float(torch.linalg.vector_norm(tensor.nan_to_num(0, 0, 0), dtype=wide))
-
-
-def apart_by(found: torch.Tensor, expected: torch.Tensor) -> float:
-    """``||found - expected||``; NaN where one side only is NaN, and equal are the same infinities."""
-    wide, squares = torch.promote_types(found.dtype, torch.float32), 0.0
-    pairs = zip(*(torch.split(each.reshape(-1), _CHUNK) for each in (found, expected)), strict=True)
-    for a, b in pairs:
-        off = (a.to(wide) - b.to(wide)).masked_fill_((a == b) | (a.isnan() & b.isnan()), 0)
-        squares += float(torch.linalg.vector_norm(off)) ** 2
-    return math.sqrt(squares)

@@ -17,7 +17,7 @@ from torch import nn
 
 from dpexp.config.errors import NotComparableError
 from dpexp.tensors import empty_together
-from dpexp.verification.compare import Noise, Parts
+from dpexp.verification.compare import Noise, Parts, distance, magnitude
 from dpexp.verification.rounding import MARGIN
 from dpexp.watch.calls import full
 from dpexp.watch.equal import (
@@ -26,9 +26,7 @@ from dpexp.watch.equal import (
     Kind,
     Parameters,
     Tensors,
-    apart_by,
     is_split,
-    norm,
     state_of,
     updated,
 )
@@ -96,10 +94,10 @@ def expected(
         for name, part in bundle:
             found = made[name] if full is None else shards.cut(name, made[name])
             after[name][part] = found
-            squares[name] += apart_by(found, own(held[name])[part]) ** 2
+            squares[name] += distance(found, own(held[name])[part]) ** 2
             if is_drawn:
                 other = again[name] if full is None else shards.cut(name, again[name])
-                rounding[name] = MARGIN * apart_by(other, found)
+                rounding[name] = MARGIN * distance(other, found)
 
     def of_shards() -> None:
         for bundle in _bundles(held, gradients, kind):
@@ -153,11 +151,11 @@ def compared(expected: Expected, held: Parameters) -> tuple[dict[str, Parts], No
         is_like = found.shape == after.shape and found.dtype == after.dtype
         apart = 0.0 if is_like and torch.equal(found, after) else math.inf
         if apart and is_like:
-            apart = apart_by(found, after)
+            apart = distance(found, after)
             eps, of_norms = torch.finfo(after.dtype).eps, OF_NORMS * (name in expected.kind.whole)
-            rounding = LAST_BITS * eps * norm(after) + (SIGNS * math.sqrt(eps) + of_norms) * size
+            rounding = LAST_BITS * eps * magnitude(after) + (SIGNS * math.sqrt(eps) + of_norms) * size
             noise["updates", name] = [max(rounding, expected.rounding.get(name, 0.0))]
-        parts[name] = Parts((size,), (math.inf if math.isnan(apart) else apart,), (max(1, after.numel()),))
+        parts[name] = Parts((size,), (apart,), (max(1, after.numel()),))
     return parts, noise
 
 
