@@ -27,8 +27,8 @@ def block_names(model: nn.Module) -> list[str]:
     """Which parts are blocks: the outermost ones that ``fully_shard`` was called on, besides the model;
     else those of the list of modules of one class that has most parameters.
     """
-    sharded = {each.name for each in parts(model) if each.name and hasattr(each.module, "_get_fsdp_state")}
-    if sharded:
+    some = (each.name for each in parts(model) if each.name and hasattr(each.module, "_get_fsdp_state"))
+    if sharded := list(dict.fromkeys(some)):
         return [each for each in sharded if not any(each.startswith(f"{other}.") for other in sharded)]
     lists = {each.name: each.module for each in parts(model) if isinstance(each.module, nn.ModuleList)}
     repeated = {name: each for name, each in lists.items() if len(each) > 1 and len({*map(type, each)}) == 1}

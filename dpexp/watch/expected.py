@@ -130,8 +130,8 @@ def expected(
     """Take the calls of this rank, while other ranks take theirs; every rank must call this.
 
     Sums are those of ``names``, or of all parameters that are trained, in the types that these have in the
-    loop, which adds in them, too. Penalties come
-    after all calls. With a ``draw`` everything is rounded otherwise.
+    loop, which adds in them, too. Penalties come after all calls. With a ``draw`` everything is rounded
+    otherwise.
     """
     window, weighed, shards, ranks = step.window, step.weighed, step.shards, step.shards.ranks
     some = [name for name in replay.trained if names is None or name in names]

@@ -145,18 +145,16 @@ def _check_alike(judge: Judge, shards: Shards, parameters: Mapping[str, nn.Param
     """Raise FoundError where ranks have other parameters."""
     if judge.ranks.size == 1:
         return
-    by_rank = judge.ranks.all_gather(
-        checksums({name: each for name, each in parameters.items() if shards.is_shared(name)})
-    )
-    names = [
-        name
-        for name in by_rank[0]
-        if any(
-            by_rank[rank].get(name) != by_rank[first].get(name)
-            for rank, box in enumerate(each.get(name) for each in shards.boxes)
-            for first in [next(other for other, each in enumerate(shards.boxes) if each.get(name) == box)]
-        )
-    ]
+    shared = {name: each for name, each in parameters.items() if shards.is_shared(name)}
+    by_rank = judge.ranks.all_gather(checksums(shared))
+    found = {
+        (name, shards.boxes[rank].get(name), value)
+        for rank, of_rank in enumerate(by_rank)
+        for name, value in of_rank.items()
+    }
+    of_box = Counter((name, box) for name, box, _ in found)
+    differing = {name for (name, _), count in of_box.items() if count > 1}
+    names = [name for name in parameters if name in differing]
     if names:
         cause = (
             "ranks were not seeded alike, rank 0's were not broadcast, or ranks write to them (max_norm)"
@@ -427,7 +425,7 @@ def expect_update(
 ) -> Stepping:
     """What an equal optimizer, of this kind if that is known, makes of the gradients of the loop."""
     shards, ranks = step.shards, judge.ranks
-    gradients = of_loop(held, getattr(optimizer, "grad_scale", None), is_dense=False)
+    gradients = of_loop(held, None, is_dense=False)
     try:
         kind = kind or kind_of(optimizer, held, ranks)
         return Stepping(update.expected(optimizer, held, gradients, kind, shards, ranks))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -70,7 +70,7 @@ def expected(
 ) -> Expected:
     """What the step must make of these parameters. Every rank must call this before it.
 
-    ``gradients`` are what this rank owns of them, unscaled; a parameter without one has none. At a time one
+    ``gradients`` are what this rank owns of them; a parameter without one has none. At a time one
     bundle is copied, or one full parameter, with its gradient and state. Raises NotComparableError.
     """
     own_ids = {id(each) for each in held.values()}
@@ -85,7 +85,7 @@ def expected(
 
     def step(bundle: Bundle, full: Given | None = None) -> None:
         given = {
-            name: full or _given(optimizer, held[name], gradients.get(name)).cut(part)
+            name: _unscaled(optimizer, full or _given(optimizer, held[name], gradients.get(name)).cut(part))
             for name, part in bundle
         }
         is_drawn = not kind.magnifies.isdisjoint(given)
@@ -100,7 +100,7 @@ def expected(
                 rounding[name] = MARGIN * distance(other, found)
 
     def of_shards() -> None:
-        for bundle in _bundles(held, gradients, kind):
+        for bundle in _bundles(held, kind):
             step(bundle)
 
     ranks.together(of_shards)
@@ -115,14 +115,22 @@ def _given(optimizer: torch.optim.Optimizer, parameter: nn.Parameter, gradient: 
     return Given(own(parameter), gradient, state_of(optimizer, parameter, own))
 
 
-def _bundles(held: Parameters, gradients: Tensors, kind: Kind) -> Iterator[Bundle]:
+def _unscaled(optimizer: torch.optim.Optimizer, given: Given) -> Given:
+    """With the gradient divided by what a fused optimizer itself divides it by, as GradScaler asks it."""
+    scale = getattr(optimizer, "grad_scale", None)
+    if scale is None or given.gradient is None:
+        return given
+    return replace(given, gradient=given.gradient / scale)
+
+
+def _bundles(held: Parameters, kind: Kind) -> Iterator[Bundle]:
     """What is stepped at a time: the rows of elementwise ones, or parameters that are no shards, by size."""
     bundle, left = Bundle(), BUNDLE
     for name in sorted(held, key=kind.magnifies.__contains__):
         shard = own(held[name])
         if name in kind.whole and is_split(held[name]):
             continue
-        is_sparse = name in gradients and gradients[name].is_sparse
+        is_sparse = (gradient := held[name].grad) is not None and gradient.is_sparse
         is_whole = kind.mixes or is_sparse or name in kind.whole or not shard.dim()
         rows = max(1, BUNDLE * len(shard) // max(1, shard.nbytes)) if not is_whole else 0
         parts = [slice(at, at + rows) for at in range(0, len(shard), rows)] if rows else [...]
