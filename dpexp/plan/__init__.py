@@ -1,0 +1,1 @@
+"""A plan: what a layout would need on devices that are not there."""
