@@ -3,6 +3,7 @@
 ``dpexp.run(dpexp.RunConfig("hybrid", virtual=2))`` runs, verifies, measures and records one layout.
 ``dpexp.prove(model, parallelize, batches, loss)`` compares somebody's own layout with a single device.
 ``dpexp.watch(model, loss)`` compares somebody's own training loop with a single device.
+``dpexp.plan(model, data, devices="8xH100")`` says what each layout needs on devices that are not there.
 Importing the package imports neither torch nor mlflow: what needs torch is imported on first use.
 """
 
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from dpexp.config.errors import ConfigError, NotComparableError, VerificationError
 from dpexp.config.run_config import RunConfig
+from dpexp.plan.public import plan
 from dpexp.record.record import Record
 from dpexp.run import run
 from dpexp.watch.public import watch
@@ -30,6 +32,7 @@ __all__ = [
     "Record",
     "RunConfig",
     "VerificationError",
+    "plan",
     "prove",
     "run",
     "watch",

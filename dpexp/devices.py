@@ -34,6 +34,7 @@ class _ThreadState(threading.local):
     device: torch.device | None = None
     replica: int | None = None
     predicts = False
+    places = True
 
 
 _thread = _ThreadState()
@@ -109,6 +110,16 @@ def prediction() -> Iterator[None]:
         _thread.predicts = before
 
 
+@contextmanager
+def labels_only() -> Iterator[None]:
+    """Inside, ``place`` moves nothing: this thread lays out tensors of the device ``meta``."""
+    before, _thread.places = _thread.places, False
+    try:
+        yield
+    finally:
+        _thread.places = before
+
+
 # --- the device of modules and tensors -----------------------------------------------------------
 
 
@@ -116,7 +127,7 @@ def place(module: _M, device: torch.device) -> _M:
     """Move the module to the device, in place, and label each submodule with it. Returns the module."""
     if _thread.predicts:
         _replace_fake_tensors(module, device)
-    else:
+    elif _thread.places:
         module.to(physical(device))
     for part in module.modules():
         part.__dict__[_LABEL] = device
@@ -124,7 +135,7 @@ def place(module: _M, device: torch.device) -> _M:
 
 
 def _replace_fake_tensors(module: nn.Module, device: torch.device) -> None:
-    """Fake parameters cannot be moved in place: new ones replace them; tied ones stay tied."""
+    """Parameters without data cannot be moved in place: fake ones replace them; tied ones stay tied."""
     replaced: dict[int, torch.Tensor] = {}
     for part in module.modules():
         for table in (part._parameters, part._buffers):

@@ -106,14 +106,9 @@ def run(
         from dpexp.measurement.evaluation import NamedMetrics  # torch: `execute` imports it beside mlflow
 
         metrics = NamedMetrics(metrics)
-    given = {"model": model, "data": data, "loss": loss, "metrics": metrics, "validation": validation}
-    texts = {name: value for name, value in given.items() if isinstance(value, str)}
-    objects = {name: value for name, value in given.items() if name not in texts and value is not None}
-    if samples := {"data", "validation"} & objects.keys():
-        from dpexp.data.user_data import OwnBatches  # torch, which the program has imported
-
-        lists = {name: objects[name] for name in samples if isinstance(objects[name], list)}
-        objects |= {name: OwnBatches(batches) for name, batches in lists.items()}
+    texts, objects = texts_and_objects(
+        {"model": model, "data": data, "loss": loss, "metrics": metrics, "validation": validation}
+    )
     names = live_names(objects)
     complete = RunConfig.from_dict(flat | options | texts | names, where="")
     if objects and complete.options.launched_ranks is not None and World.of() is None:
@@ -127,6 +122,18 @@ def run(
         raise outcome.error
     assert outcome.record is not None
     return RunRecord(**vars(outcome.record))
+
+
+def texts_and_objects(given: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, Any]]:
+    """Of what a program gives, by option, the texts and the objects; a list of data is one of batches."""
+    texts = {name: value for name, value in given.items() if isinstance(value, str)}
+    objects = {name: value for name, value in given.items() if name not in texts and value is not None}
+    if samples := {"data", "validation"} & objects.keys():
+        from dpexp.data.user_data import OwnBatches  # torch, which the program has imported
+
+        lists = {name: objects[name] for name in samples if isinstance(objects[name], list)}
+        objects |= {name: OwnBatches(batches) for name, batches in lists.items()}
+    return texts, objects
 
 
 def execute(

@@ -62,6 +62,11 @@ class Batch:
         inputs, targets = self._mapped(lambda tensor: tensor.index_select(0, index), torch.clone)
         return Batch(inputs, targets, len(index), len(index))
 
+    def emptied(self, rows: int) -> Batch:
+        """A global batch of so many rows whose numbers are whatever memory holds: tensors without data."""
+        inputs, targets = self._mapped(lambda tensor: tensor.new_empty((rows, *tensor.shape[1:])))
+        return Batch(inputs, targets, rows, rows)
+
     @classmethod
     def joined(cls, batches: Sequence[Batch]) -> Batch:
         """One global batch with the rows of all. Raises ValueError where they do not fit together."""

@@ -11,7 +11,8 @@ import gc
 import os
 import platform
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -132,6 +133,11 @@ class ProcessGroup:
                 completed[key] = values.get(key, sent)
         return completed
 
+    @property
+    def is_absent(self) -> bool:
+        """Whether the other ranks are not there."""
+        return isinstance(self, AbsentRanks)
+
     def barrier(self) -> None:
         """Wait until every rank calls this."""
         if self.size > 1:
@@ -183,6 +189,38 @@ class ProcessGroup:
             gc.collect()  # wrapped modules, which are in cycles and hold the group
             self.barrier()
             distributed.destroy_process_group()
+
+
+class AbsentRanks(ProcessGroup):
+    """Rank 0 of ranks that are not there: the value of every other rank is its own."""
+
+    def __init__(self, mesh: Mesh) -> None:
+        super().__init__()
+        self.mesh, self.size = mesh, mesh.size
+        self.members = tuple(Member(rank, platform.node(), os.getpid()) for rank in range(mesh.size))
+
+    def all_gather(self, value: _T) -> list[_T]:
+        """The value, once for every rank."""
+        return [value] * self.size
+
+    def broadcast(self, rank: int, value: Any) -> Any:
+        """The value."""
+        return value
+
+    def barrier(self) -> None:
+        """Wait for nobody."""
+
+
+@contextmanager
+def absent_ranks(mesh: Mesh) -> Iterator[ProcessGroup]:
+    """Inside, this process is rank 0 of ``torch.distributed`` in PyTorch's group ``fake``, which sends nothing."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore  # which registers the group
+
+    distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=mesh.size)
+    try:
+        yield AbsentRanks(mesh)
+    finally:
+        distributed.destroy_process_group()
 
 
 def split(count: int, parts: int) -> list[range]:

@@ -36,6 +36,7 @@ from dpexp.engine.run_globals import run_globals
 from dpexp.measurement.observe import EPOCH_LIMIT, device_map, observe
 from dpexp.parallel import chunk_sizes
 from dpexp.record.record import Record, Row
+from dpexp.strategies.placed import Placed
 from dpexp.timing import Timer
 
 _TORCH = Path(torch.__file__).parent
@@ -107,34 +108,63 @@ class Emulation:
 
     def without_data(self, batches: Sequence[Batch]) -> Prediction:
         """The prediction from tensors without data. Raises PlacementError, and what the model raises."""
-        mode = FakeTensorMode()
-        with FakeCopyMode(mode):
-            model = copied_module(self._prepared.model)
+        mode = FakeTensorMode(allow_non_fake_inputs=True)
+        model = model_without_data(self._prepared.model, mode)
         fake = [batch.changed(mode.from_tensor) for batch in batches]
-        with mode, devices.prediction(), _without_the_log_of_failures():
+        with mode, devices.prediction(), without_the_log_of_failures():
             return self.predict(model, fake)
 
     def predict(self, model: nn.Module, batches: Sequence[Batch], note: str = "") -> Prediction:
         """The prediction from these batches, by a model that it lays out. Raises PlacementError."""
         loss = self._prepared.data.objective.copied(model).loss
-        placed = self._strategy.place(model, [*map(torch.device, self._names)], Timer())
-        try:
-            with devices.autocast(placed.output_device, self._prepared.autocast):
-                shapes = observe(placed, batches, loss, gradients=self._strategy.trains)
-        except Exception as error:
-            message = _mixed_devices(error, self._names)
-            if message:
-                raise PlacementError(message) from error
-            raise
+        placed = self.place(model)
+        with self.mixed_devices(), devices.autocast(placed.output_device, self._prepared.autocast):
+            shapes = observe(placed, batches, loss, gradients=self._strategy.trains)
         facts = {"used": [*map(str, placed.devices)], "output": str(placed.output_device)}
         names = self._names
         return Prediction(
             _renamed(shapes, names), _renamed(device_map(placed), names), _renamed(facts, names), note
         )
 
+    def place(self, model: nn.Module) -> Placed:
+        """The model, laid out on the virtual devices."""
+        return self._strategy.place(model, [*map(torch.device, self._names)], Timer())
+
+    @contextmanager
+    def mixed_devices(self) -> Iterator[None]:
+        """Inside, PyTorch's error of a layout that mixes devices becomes a PlacementError."""
+        try:
+            yield
+        except Exception as error:
+            if message := _mixed_devices(error, self._names):
+                raise PlacementError(message) from error
+            raise
+
+
+def model_without_data(model: nn.Module, mode: FakeTensorMode) -> nn.Module:
+    """A copy whose parameters and buffers are on the device ``meta``; its other tensors are fake."""
+    memo: dict[int, Any] = {}
+    for tensor in (*model.parameters(), *model.buffers()):
+        empty = torch.empty_like(tensor, device="meta")
+        is_parameter = isinstance(tensor, nn.Parameter)
+        memo[id(tensor)] = nn.Parameter(empty, tensor.requires_grad) if is_parameter else empty
+    with _FakeCopies(mode):
+        return copied_module(model, memo)
+
+
+class _FakeCopies(FakeCopyMode):
+    """Copies of tensors are fake; of those on the device ``meta`` they are as if on the host."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is not torch.Tensor.__deepcopy__ or not args[0].is_meta:
+            return super().__torch_function__(func, types, args, kwargs)
+        with self.fake_mode:
+            args[1][id(args[0])] = torch.empty_like(args[0], device=devices.HOST)
+        return args[1][id(args[0])]
+
 
 @contextmanager
-def _without_the_log_of_failures() -> Iterator[None]:
+def without_the_log_of_failures() -> Iterator[None]:
     """FakeTensorMode logs the traceback of each operation that fails, before it raises the error."""
     log = logging.getLogger(FakeTensorMode.__module__)
     before = log.disabled

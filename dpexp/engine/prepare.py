@@ -1,7 +1,7 @@
 """Prepare: build a run from its config and check it, before anything is written."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -12,6 +12,7 @@ from torch import nn
 from dpexp import devices, tensors
 from dpexp.config.errors import ConfigError
 from dpexp.config.factories import Factory
+from dpexp.config.features import Features
 from dpexp.config.process import home
 from dpexp.config.run_config import BATCH_SIZE, RunConfig
 from dpexp.config.strategy_options import RankOptions
@@ -42,11 +43,13 @@ def prepare(
     one_batch: bool = True,
     planned: bool = False,
     group: ProcessGroup | None = None,
+    build: Callable[[Factory, Features | None], nn.Module] = models.build,
 ) -> Prepared:
     """Build and check everything that a run needs. Writes nothing. Raises ConfigError.
 
     ``objects`` are those that a program gave, by option. ``one_batch`` also tries a batch on the host.
-    ``planned`` admits accelerators that are not here. It seeds random numbers: see ``run_globals``.
+    ``planned`` admits accelerators that are not here. ``build`` makes the model. It seeds random numbers: see
+    ``run_globals``.
     """
     request = DeviceRequest(config.devices, config.virtual, config.options, planned)
     selection, named = request.of_rank(World.of()), factories(config, objects)
@@ -57,7 +60,7 @@ def prepare(
     seed_globals(config.seed)
     source = data.source(named["data"], named.get("loss"), config.reduction)
     seed_globals(config.seed)  # the weights do not depend on how much the data drew
-    model = models.build(named["model"], source.features)
+    model = build(named["model"], source.features)
     cache_note = turn_off_cache(model)
     dataset = _dataset(config, source, model, named.get("validation"))
     batch_size = _batch_size(config, dataset)

@@ -53,6 +53,11 @@ class Strategy(ABC):
         """As on the command line."""
         return self.options.strategy
 
+    @property
+    def has_ranks(self) -> bool:
+        """Whether each device has a process of its own. Raises ConfigError for a layout that cannot be loaded."""
+        return self.options.launched_ranks is not None
+
     def row_parts(self, devices: Devices) -> int:
         """Into how many parts the layout splits the rows that the model gets, at most."""
         return self.group.dp_size

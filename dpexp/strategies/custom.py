@@ -41,6 +41,11 @@ class Custom(Strategy):
     needs = Needs(devices=False, user_code=True)
     options: CustomOptions
 
+    @property
+    def has_ranks(self) -> bool:
+        """Whether the function takes a mesh. Raises ConfigError as ``place``."""
+        return super().has_ranks or not self._function(is_planned=True)[1]
+
     def row_parts(self, devices: Devices) -> int:
         """Over ranks those of the mesh that split rows; over devices at most one for each."""
         return max(1, len(devices)) if self._function()[1] else self.group.dp_size
@@ -49,7 +54,9 @@ class Custom(Strategy):
         """Lay a copy out, where this process can. Raises ConfigError for what the function makes of it."""
         _, takes_devices = self._function()
         lays_out_here = all(device.type == "cpu" or device in accelerators() for device in devices)
-        if (takes_devices and lays_out_here) or distributed.is_initialized():
+        lays_out_here &= not any(tensor.is_meta for tensor in model.parameters())
+        has_mesh = distributed.is_initialized() and not self.group.is_absent
+        if (takes_devices and lays_out_here) or has_mesh:
             placed = self.place(copied_module(model), devices, Timer())
             with self._where():
                 check_parameters(model, placed, self.group)
@@ -66,7 +73,7 @@ class Custom(Strategy):
                 return Placed(place(model, used[0]), used[0], used[0], used, timer=timer)
             return lay_out(function, model, mesh, used, timer, self.group)
 
-    def _function(self) -> tuple[Parallelize, bool]:
+    def _function(self, is_planned: bool = False) -> tuple[Parallelize, bool]:
         """The function, and whether it takes devices and not a mesh. Raises ConfigError."""
         if not self.options.layout:
             raise ConfigError(
@@ -77,7 +84,8 @@ class Custom(Strategy):
         with self._where():
             function = factory.load()
             takes_devices = second_parameter(function) == "devices"
-            if not takes_devices and not self.options.mesh and not distributed.is_initialized():
+            has_mesh = self.options.mesh or is_planned or distributed.is_initialized()
+            if not takes_devices and not has_mesh:
                 raise ConfigError(
                     "the function takes a mesh of ranks: give --mesh, as --mesh dp=2,tp=2, or start the "
                     "ranks with torchrun. A function (model, devices) gets the devices of one process"

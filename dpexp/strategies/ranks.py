@@ -34,6 +34,7 @@ from dpexp.config.errors import ConfigError
 from dpexp.config.strategy_options import DdpOptions, FsdpOptions
 from dpexp.config.words import listed
 from dpexp.copies import hooked_parameters
+from dpexp.data.batch import Batch
 from dpexp.devices import HOST, place
 from dpexp.strategies.base import Devices, Needs, Strategy
 from dpexp.strategies.modules import EmbeddingTable, Wrapper, matching
@@ -62,9 +63,14 @@ class Ddp(Strategy):
         """DistributedDataParallel around the model, on the device of this rank, if there is a group."""
         device = devices[0] if devices else HOST
         place(model, device)
+        sync = GradientSync(self.group.dp_size)
         if distributed.is_initialized() and any(each.requires_grad for each in model.parameters()):
-            model = TimedDistributedDataParallel(model, device, timer, self.options)
-        return Placed(model, device, device, (device,), GradientSync(self.group.dp_size), timer=timer)
+            if self.group.is_absent:
+                model = AbsentDistributedDataParallel(model)
+                sync = BucketSync(self.group.dp_size, model)
+            else:
+                model = TimedDistributedDataParallel(model, device, timer, self.options)
+        return Placed(model, device, device, (device,), sync, timer=timer)
 
 
 class TimedDistributedDataParallel(Wrapper, DistributedDataParallel):
@@ -107,6 +113,47 @@ class TimedDistributedDataParallel(Wrapper, DistributedDataParallel):
         self.timer.add("overlap", device, first, computed)
         for index, start, end in buckets:
             self.timer.add(f"allreduce_bucket{index}", device, start, end)
+
+
+class AbsentDistributedDataParallel(Wrapper):
+    """What ``DistributedDataParallel`` keeps and sends, for ranks that are not there.
+
+    Its reducer, in C++, reads numbers, and tensors without data have none. It keeps every gradient a second
+    time, in buckets, and sends these; before each forward in training it sends the buffers of rank 0.
+    """
+
+    transparent = True
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+        self.buckets: list[torch.Tensor] = []
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """Inputs and outputs ``(rows, …)`` of this rank."""
+        if not self.buckets:
+            self.buckets = [torch.empty_like(each) for each in self.module.parameters() if each.requires_grad]
+        if self.training and (buffers := [*self.module.buffers()]):
+            distributed._broadcast_coalesced(distributed.group.WORLD, buffers, _BROADCAST_BYTES, 0)
+        return self.module(*inputs, **kwargs)
+
+
+_BROADCAST_BYTES = 250 * 1024 * 1024
+"""The most that DistributedDataParallel broadcasts at once."""
+
+
+class BucketSync(GradientSync):
+    """Sends the buckets of ranks that are not there."""
+
+    def __init__(self, dp_size: int, module: AbsentDistributedDataParallel) -> None:
+        super().__init__(dp_size)
+        self._module = module
+
+    def backward(self, loss: torch.Tensor, batch: Batch) -> None:
+        """``loss`` is a scalar."""
+        super().backward(loss, batch)
+        for bucket in self._module.buckets:
+            distributed.all_reduce(bucket)
 
 
 # --- fsdp ------------------------------------------------------------------------------------------------

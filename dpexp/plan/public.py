@@ -1,0 +1,78 @@
+"""The function ``dpexp.plan``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from dpexp.config.errors import ConfigError
+from dpexp.config.factories import live_names
+from dpexp.config.run_config import RunConfig
+from dpexp.distributed.world import World
+from dpexp.plan.hardware import devices_of
+from dpexp.plan.layout_text import config_of
+from dpexp.record.record import Row
+from dpexp.run import texts_and_objects
+
+USUAL = ("single", "whole", "ddp", "fsdp")
+"""The layouts of a plan that names none; ``hybrid`` is added where the model has embeddings."""
+
+
+def plan(
+    model: Any = "",
+    data: Any = "random",
+    loss: Any = None,
+    optimizer: Any = None,
+    layouts: Sequence[str] = (),
+    devices: str = "1xH100",
+    *,
+    memory: str | float = "",
+    flops: str | float | None = None,
+    link: str | float | None = None,
+    **options: Any,
+) -> list[Row]:
+    """What a training step needs in each layout on these devices, which need not be there.
+
+    ``model``, ``data``, ``loss`` and ``optimizer`` are texts as on the command line, or objects: a module,
+    also one made on the device ``meta``; a function that makes it, which is called on ``meta``; tensors, a
+    data set or batches, of which the first says the shapes; a function of outputs and targets; a function of
+    the parameters. ``layouts`` are strategies with their options, as ``"fsdp --checkpoint"``; by default
+    single, whole, ddp, fsdp, and hybrid where the model has embeddings. ``devices`` are ``"8xH100"``, or a
+    number where ``memory`` ("24GB"), ``flops`` (per second) and ``link`` (bytes per second) say what they are.
+    ``options`` are those of a run: ``batch_size`` (rows of all devices), ``dtype``, ``autocast``,
+    ``accumulate``, ``checkpoint``, ….
+
+    Returns a row for each layout, per device: ``layout``, ``devices``, ``rows``; ``peak_bytes`` allocated, and
+    ``bytes`` by kind of tensor in the peak, in ``peak_module``; ``sent_bytes`` and ``sent`` by collective;
+    ``flops``; ``bound_s``, the seconds that a step takes at least; whether it ``fits``; ``most_rows`` that do;
+    ``why``. A layout that cannot be planned has None, and the reason as ``why``.
+
+    Raises ConfigError for bad input, and where no layout can be planned.
+    """
+    texts, objects = texts_and_objects({"model": model, "data": data, "loss": loss, "optimizer": optimizer})
+    shared = options | texts | live_names(objects)
+    found = devices_of(devices, memory, flops, link)
+    if World.of() is not None:
+        raise ConfigError("a plan is one process, for ranks that are not there: start it without torchrun")
+    configs = {text: config_of(text, shared) for text in layouts or USUAL}
+    rows = [*planned(configs, objects, found, shared, adds_hybrid=not layouts)]
+    if all(row["fits"] is None for row in rows):
+        reasons = dict.fromkeys(row["why"].partition(": ")[2] for row in rows)
+        raise ConfigError("; ".join(reasons) if len(reasons) == 1 else _by_layout(rows))
+    return rows
+
+
+def planned(
+    configs: dict[str, RunConfig], objects: dict[str, Any], devices: Any, shared: Any, adds_hybrid: bool
+) -> Iterator[Row]:
+    """The row of each layout, as soon as it is known."""
+    from dpexp.plan.rows import hybrid_of, row_of  # imports torch
+
+    for text, config in configs.items():
+        yield row_of(text, config, objects, devices)
+    if adds_hybrid and (text := hybrid_of(configs["single"], objects)):
+        yield row_of(text, config_of(text, shared), objects, devices)
+
+
+def _by_layout(rows: list[Row]) -> str:
+    return "no layout can be planned: " + "; ".join(f"{row['layout']}: {row['why']}" for row in rows)

@@ -1,0 +1,250 @@
+"""Rows: what a plan says of each layout, from steps without data.
+
+row_of(text, …)      one layout: memory, traffic, FLOPs, bound, the most rows that fit
+advice(rows)         the layouts that fit, by their bound
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from dpexp.config.errors import ConfigError, describe, text_of
+from dpexp.config.run_config import RunConfig
+from dpexp.config.words import plural
+from dpexp.devices import HOST, label
+from dpexp.plan.hardware import Hardware
+from dpexp.plan.layout import LaidOut, laid_out
+from dpexp.plan.memory import KINDS
+from dpexp.plan.steps import Needed
+from dpexp.record.record import Row
+from dpexp.strategies.modules import EmbeddingTable
+
+MORE = 8
+"""At most so many times the devices are tried where a layout does not fit."""
+RESERVED = 0.85
+"""PyTorch reserves 10 to 20% more than it allocates: above this share of the memory a plan says so."""
+
+
+Devices = tuple[int, Hardware]
+"""So many devices of a kind."""
+
+
+def row_of(text: str, config: RunConfig, objects: Mapping[str, Any], devices: Devices) -> Row:
+    """The row of a layout: ``plan`` has its keys. One that cannot be planned has the reason as ``why``."""
+    count, hardware = devices
+    try:
+        with laid_out(config, objects, count) as layout:
+            row = _row(layout, hardware)
+            row["most_rows"] = most_rows(_Peaks(layout), row["rows"], hardware.memory)
+            parts, rows = layout.parts, layout.rows
+        if not row["fits"]:
+            row["why"] = _too_much(row, config, objects, devices, parts, rows)
+    except Exception as error:  # of any kind: of the model, of a layout, of an operator without a rule
+        row = dict.fromkeys(_KEYS) | {"devices": count, "why": f"not planned: {_reason(error)}"}
+    finally:
+        gc.collect()  # what has no data is in cycles, too
+    return {"layout": text} | row
+
+
+_KEYS = ("devices", "rows", "peak_bytes", "bytes", "peak_module", "sent_bytes", "sent", "flops", "bound_s", "fits",
+         "most_rows", "why")  # fmt: skip
+
+
+def _reason(error: Exception) -> str:
+    text = text_of(error) if isinstance(error, ConfigError) else describe(error)
+    name = type(error).__name__
+    if name in ("DataDependentOutputException", "GuardOnDataDependentSymNode", "DynamicOutputShapeException"):
+        operator = str(error).splitlines()[0]
+        return f"the model reads numbers, and tensors of a plan have none ({operator}): {describe(error)}"
+    if name in ("UnsupportedFakeTensorException", "UnsupportedOperatorException"):
+        return f"an operator has no rule for tensors without data: {text}"
+    return text.splitlines()[0]
+
+
+def _row(layout: LaidOut, hardware: Hardware) -> Row:
+    """The row of what the layout's steps need; its device is the one that needs most."""
+    needed = layout.take()
+    peaks = {name: needed.peaks[name] for name in layout.accelerators if name in needed.peaks}
+    peak = max(peaks.values(), key=lambda each: each.bytes)
+    sent = _sent(layout, needed)
+    most_sent = max(sent.values(), key=Counter.total, default=Counter[str]())
+    flops = {name: _of_device(needed, name) for name in layout.accelerators}
+    total = 0 if needed.uncounted else max(sum(each.values()) for each in flops.values())
+    fits = peak.bytes <= hardware.memory
+    why = (
+        "close: PyTorch reserves 10 to 20% more" if fits and peak.bytes > RESERVED * hardware.memory else ""
+    )
+    host = needed.peaks.get(label(HOST))
+    if not layout.prepared.group.members and host is not None and host.kinds["parameters"]:
+        why = "; ".join(filter(None, [why, f"and {host.bytes / 1e9:.3g} GB on the host"]))
+    return {
+        "devices": layout.devices,
+        "rows": -(-layout.rows // layout.parts),
+        "peak_bytes": peak.bytes,
+        "bytes": {kind: peak.kinds[kind] for kind in KINDS},
+        "peak_module": peak.module or "(model)",
+        "sent_bytes": most_sent.total(),
+        "sent": dict(most_sent),
+        "flops": total or None,
+        "bound_s": _bound(flops if total else {}, sent, layout, hardware),
+        "fits": fits,
+        "most_rows": None,
+        "why": why,
+    }
+
+
+def _of_device(needed: Needed, device: str) -> dict[str, int]:
+    return {dtype: count for (name, dtype), count in needed.flops.items() if name == device}
+
+
+def _sent(layout: LaidOut, needed: Needed) -> dict[str, Counter[str]]:
+    """What each device of this process sends in a step, by kind."""
+    if layout.prepared.group.members:
+        return {label(HOST): Counter(needed.sent)}
+    return layout.copied_bytes()
+
+
+def _bound(
+    flops: Mapping[str, Mapping[str, int]],
+    sent: Mapping[str, Counter[str]],
+    layout: LaidOut,
+    hardware: Hardware,
+) -> float | None:
+    """Seconds that a step takes at least: the slowest of computing and sending. None where neither is known."""
+    seconds = [0.0]
+    for by_type in flops.values():
+        if not by_type.keys() <= hardware.flops.keys():
+            return None
+        seconds.append(sum(count / hardware.flops[dtype] for dtype, count in by_type.items()))
+    of_ranks = bool(layout.prepared.group.members)
+    for device, kinds in sent.items():
+        speed = hardware.link if of_ranks or device != label(HOST) else hardware.host
+        if speed is not None:
+            seconds.append(kinds.total() / speed)
+    return max(seconds) or None
+
+
+# --- how many rows fit ---
+
+
+class _Peaks:
+    """The peak of a device for a number of rows per device, by a plan each."""
+
+    def __init__(self, layout: LaidOut) -> None:
+        self._layout = layout
+
+    def __call__(self, rows: int) -> int:
+        peaks = self._layout.take(rows * self._layout.parts).peaks
+        return max(peaks[name].bytes for name in self._layout.accelerators if name in peaks)
+
+
+def most_rows(peak_of: Callable[[int], int], rows: int, memory: int) -> int:
+    """The largest number of rows per device whose peak is at most the memory; 0 where one is too much.
+
+    The line through two plans says where to look, and a third plan confirms it; where the peak is no line in
+    the rows, as below a number for which the optimizer decides, further plans follow.
+    """
+    known = {rows: peak_of(rows)}
+    other = 4 * rows if known[rows] <= memory else max(1, rows // 4)
+    known.setdefault(other, peak_of(other) if other not in known else 0)
+    for _ in range(8):
+        fitting = [each for each in known if known[each] <= memory]
+        others = [each for each in known if known[each] > memory]
+        low, high = max(fitting, default=0), min(others, default=None)
+        if high == 1 or high == low + 1:
+            break
+        a, b = sorted(known, key=lambda each: abs(known[each] - memory))[:2]
+        slope = (known[b] - known[a]) / (b - a)
+        if slope <= 0:
+            break
+        wanted = math.floor(a + (memory - known[a]) / slope)
+        bounded = min(max(wanted, 1), (high or math.inf) - 1)
+        if bounded in known:
+            if bounded == low and wanted <= low:
+                break
+            bounded = (low + high) // 2 if high else 2 * low
+        known[int(bounded)] = peak_of(int(bounded))
+    return max((each for each in known if known[each] <= memory), default=0)
+
+
+# --- what makes a layout fit ---
+
+
+def _too_much(
+    row: Row, config: RunConfig, objects: Mapping[str, Any], devices: Devices, parts: int, rows: int
+) -> str:
+    """By how much it is too much, and the first thing that makes it fit, which a plan has shown."""
+    count, hardware = devices
+    excess = f"{(row['peak_bytes'] - hardware.memory) / 1e9:.3g} GB too much"
+    for remedy, changed, several in _remedies(row, config, count, parts, rows):
+        try:
+            with laid_out(changed, objects, several) as layout:
+                fits = _Peaks(layout)(-(-layout.rows // layout.parts)) <= hardware.memory
+        except Exception:  # of any kind: it is no remedy then
+            fits = False
+        finally:
+            gc.collect()
+        if fits:
+            return f"{excess}; fits with {remedy}"
+    return f"{excess}; neither fewer rows nor --checkpoint, bfloat16 or {MORE} times the devices make it fit"
+
+
+def _remedies(
+    row: Row, config: RunConfig, count: int, parts: int, rows: int
+) -> Iterator[tuple[str, RunConfig, int]]:
+    for most in range(row["most_rows"], 0, -1):
+        batches = -(-rows // (most * parts))
+        fewer = replace(config, batch_size=most * parts, accumulate=config.accumulate * batches)
+        yield f"--batch-size {most * parts} --accumulate {fewer.accumulate}", fewer, count
+        if most < row["most_rows"]:
+            break  # gradients that accumulate need memory, too: one row fewer, no more
+    one = replace(config, batch_size=rows)
+    checkpoint, short = replace(one, checkpoint=True), replace(one, dtype="bfloat16")
+    if not config.checkpoint:
+        yield "--checkpoint", checkpoint, count
+    if config.dtype == "float32":
+        yield "--dtype bfloat16", short, count
+    if not config.checkpoint and config.dtype == "float32":
+        yield "--checkpoint --dtype bfloat16", replace(checkpoint, dtype="bfloat16"), count
+    if row["devices"] > 1 or config.options.launched_ranks is not None:
+        times = 2
+        while times <= MORE:
+            yield f"{plural(times * count, 'device')}", one, times * count
+            times *= 2
+
+
+def hybrid_of(single: RunConfig, objects: Mapping[str, Any]) -> str:
+    """The layout with the largest embedding on the host; empty for a model without one, or with a tied one."""
+    try:
+        with laid_out(single, objects, 1) as layout:
+            model = layout.prepared.model
+    except Exception:  # of any kind: the row of the layout has said it
+        return ""
+    names = {name: each for name, each in model.named_modules() if name and isinstance(each, EmbeddingTable)}
+    if not names:
+        return ""
+    largest = max(names, key=lambda name: names[name].weight.numel())
+    uses = [
+        each for _, each in model.named_parameters(remove_duplicate=False) if each is names[largest].weight
+    ]
+    return f"hybrid --host {largest}" if len(uses) == 1 else ""
+
+
+def advice(rows: list[Row]) -> str:
+    """Which layouts fit, the quickest bound first; and what to do where none does."""
+    fitting = [row for row in rows if row["fits"]]
+    if fitting:
+        first, *others = sorted(fitting, key=lambda row: row["bound_s"] or math.inf)
+        also = f"; {', '.join(row['layout'] for row in others)} fit, too" if others else ""
+        return f"{first['layout']}{also}"
+    near = [row for row in rows if row["why"] and "fits with" in row["why"]]
+    if near:
+        return "; ".join(f"{row['layout']} {row['why'].partition('; ')[2]}" for row in near)
+    return (
+        "none of these layouts fits" if any(row["fits"] is False for row in rows) else "none could be planned"
+    )
