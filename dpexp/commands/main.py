@@ -5,13 +5,13 @@ from typing import Annotated
 import typer
 
 from dpexp import __version__
-from dpexp.commands import report, run, runs, sweep, ui
+from dpexp.commands import plan, report, run, runs, sweep, ui
 from dpexp.commands.app import make_app, run_app
 
 app = make_app("How should this model be laid out across these devices?", completion=True)
 app.add_typer(run.app, name="run")
 app.add_typer(runs.app, name="runs")
-for each in (sweep, report, ui):
+for each in (plan, sweep, report, ui):
     app.add_typer(each.app)
 
 

@@ -10,7 +10,7 @@ import json
 import os
 import tomllib
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import cache
 from pathlib import Path
 from types import UnionType
@@ -45,6 +45,15 @@ def with_options(function: Callable[..., None], strategy: str) -> Callable[..., 
     given = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
     output = [p.replace(kind=p.KEYWORD_ONLY) for p in given]
     function.__signature__ = inspect.Signature([*found, *output])  # type: ignore[attr-defined]
+    return function
+
+
+def with_shared_options(function: Callable[..., None], names: Collection[str]) -> Callable[..., None]:
+    """Give the function a parameter for each of these options of all strategies in place of ``**values``."""
+    signature = inspect.signature(function, eval_str=True)
+    own = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+    found = [each for each in _parameters(RunConfig) if each.name in names]
+    function.__signature__ = inspect.Signature([*own, *found])  # type: ignore[attr-defined]
     return function
 
 

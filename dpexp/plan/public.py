@@ -9,7 +9,8 @@ from dpexp.config.errors import ConfigError
 from dpexp.config.factories import live_names
 from dpexp.config.run_config import RunConfig
 from dpexp.distributed.world import World
-from dpexp.plan.hardware import devices_of
+from dpexp.engine.progress import ProgressBar
+from dpexp.plan.hardware import Hardware, devices_of
 from dpexp.plan.layout_text import config_of
 from dpexp.record.record import Row
 from dpexp.run import texts_and_objects
@@ -29,6 +30,7 @@ def plan(
     memory: str | float = "",
     flops: str | float | None = None,
     link: str | float | None = None,
+    quiet: bool = True,
     **options: Any,
 ) -> list[Row]:
     """What a training step needs in each layout on these devices, which need not be there.
@@ -40,7 +42,7 @@ def plan(
     single, whole, ddp, fsdp, and hybrid where the model has embeddings. ``devices`` are ``"8xH100"``, or a
     number where ``memory`` ("24GB"), ``flops`` (per second) and ``link`` (bytes per second) say what they are.
     ``options`` are those of a run: ``batch_size`` (rows of all devices), ``dtype``, ``autocast``,
-    ``accumulate``, ``checkpoint``, ….
+    ``accumulate``, ``checkpoint``, …. ``quiet`` hides the progress bar.
 
     Returns a row for each layout, per device: ``layout``, ``devices``, ``rows``; ``peak_bytes`` allocated, and
     ``bytes`` by kind of tensor in the peak, in ``peak_module``; ``sent_bytes`` and ``sent`` by collective;
@@ -55,20 +57,26 @@ def plan(
     if World.of() is not None:
         raise ConfigError("a plan is one process, for ranks that are not there: start it without torchrun")
     configs = {text: config_of(text, shared) for text in layouts or USUAL}
-    rows = [*planned(configs, objects, found, shared, adds_hybrid=not layouts)]
+    with ProgressBar(hidden=quiet) as progress:
+        rows = [*_rows(configs, objects, found, shared, not layouts, progress)]
     if all(row["fits"] is None for row in rows):
         reasons = dict.fromkeys(row["why"].partition(": ")[2] for row in rows)
         raise ConfigError("; ".join(reasons) if len(reasons) == 1 else _by_layout(rows))
     return rows
 
 
-def planned(
-    configs: dict[str, RunConfig], objects: dict[str, Any], devices: Any, shared: Any, adds_hybrid: bool
+def _rows(
+    configs: dict[str, RunConfig],
+    objects: dict[str, Any],
+    devices: tuple[int, Hardware],
+    shared: dict[str, Any],
+    adds_hybrid: bool,
+    progress: ProgressBar,
 ) -> Iterator[Row]:
-    """The row of each layout, as soon as it is known."""
     from dpexp.plan.rows import hybrid_of, row_of  # imports torch
 
     for text, config in configs.items():
+        progress.begin(f"plan {text}")
         yield row_of(text, config, objects, devices)
     if adds_hybrid and (text := hybrid_of(configs["single"], objects)):
         yield row_of(text, config_of(text, shared), objects, devices)

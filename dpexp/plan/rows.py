@@ -233,18 +233,3 @@ def hybrid_of(single: RunConfig, objects: Mapping[str, Any]) -> str:
         each for _, each in model.named_parameters(remove_duplicate=False) if each is names[largest].weight
     ]
     return f"hybrid --host {largest}" if len(uses) == 1 else ""
-
-
-def advice(rows: list[Row]) -> str:
-    """Which layouts fit, the quickest bound first; and what to do where none does."""
-    fitting = [row for row in rows if row["fits"]]
-    if fitting:
-        first, *others = sorted(fitting, key=lambda row: row["bound_s"] or math.inf)
-        also = f"; {', '.join(row['layout'] for row in others)} fit, too" if others else ""
-        return f"{first['layout']}{also}"
-    near = [row for row in rows if row["why"] and "fits with" in row["why"]]
-    if near:
-        return "; ".join(f"{row['layout']} {row['why'].partition('; ')[2]}" for row in near)
-    return (
-        "none of these layouts fits" if any(row["fits"] is False for row in rows) else "none could be planned"
-    )

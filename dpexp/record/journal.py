@@ -33,6 +33,7 @@ SCHEMA = 1
 JOURNAL = "journal.jsonl"
 RECORD = "record.json"
 SWEEP_STRATEGY = "sweep"
+PLAN_STRATEGY = "plan"
 """The strategy of a sweep's own Record."""
 WATCH_STRATEGY = "watch"
 """The strategy of a watched loop; its config has the ``layout``, where that is plain."""

@@ -51,6 +51,7 @@ class Record:
     work: Row = field(default_factory=dict)  # floating-point operations of that step
     verification: Row = field(default_factory=lambda: {"checked": False})
     digest: Row = field(default_factory=dict)
+    plan: list[Row] = field(default_factory=list)  # a row for each layout, of a plan
     metrics: dict[str, list[float]] = field(default_factory=dict)
     summary: Row = field(default_factory=dict)
     damage: list[str] = field(default_factory=list)

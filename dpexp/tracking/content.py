@@ -29,7 +29,7 @@ from dpexp.config.run_config import FILING, RunConfig
 from dpexp.config.strategy_options import STRATEGY_OPTIONS
 from dpexp.config.words import listed
 from dpexp.record.figures import At, figures, rounded
-from dpexp.record.journal import SWEEP_STRATEGY
+from dpexp.record.journal import PLAN_STRATEGY, SWEEP_STRATEGY
 from dpexp.record.record import Record, Row
 from dpexp.record.view import RecordView
 
@@ -111,7 +111,7 @@ def placeholders(record: Record, at: int) -> list[Point]:
 
     They are known at the end; until then they are NaN. A sweep has no steps of its own.
     """
-    names = () if record.strategy == SWEEP_STRATEGY else ("step_ms", "samples_per_s")
+    names = () if record.strategy in (SWEEP_STRATEGY, PLAN_STRATEGY) else ("step_ms", "samples_per_s")
     return [Point(name, math.nan, at, 0) for name in names]
 
 
@@ -227,7 +227,7 @@ def to_epoch_ms(iso: str | None) -> int | None:
 
 
 def _rows(record: Record) -> dict[str, list[Row]]:
-    found = {"shapes.json": record.shapes, "device_map.json": record.device_map}
+    found = {"plan.json": record.plan, "shapes.json": record.shapes, "device_map.json": record.device_map}
     return {name: rows for name, rows in found.items() if rows}
 
 
