@@ -117,7 +117,7 @@ class Emulation:
     def predict(self, model: nn.Module, batches: Sequence[Batch], note: str = "") -> Prediction:
         """The prediction from these batches, by a model that it lays out. Raises PlacementError."""
         loss = self._prepared.data.objective.copied(model).loss
-        placed = self._strategy.place(model, [*map(torch.device, self._names)], Timer())
+        placed = self._strategy.lay_out(model, [*map(torch.device, self._names)], Timer())
         try:
             with devices.autocast(placed.output_device, self._prepared.autocast):
                 shapes = observe(placed, batches, loss, gradients=self._strategy.trains)
