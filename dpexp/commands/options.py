@@ -143,7 +143,7 @@ PANELS: dict[str, list[str]] = {
         *("model", "data", "loss", "metrics", "validation", "reduction", "batch_size", "optimizer", "lr"),
         *("clip_norm", "accumulate", "dtype", "autocast", "seed", "eval"),
     ],
-    "Devices and layout": ["devices", "virtual", "backend", "threads", *RANKS],
+    "Devices and layout": ["devices", "virtual", "backend", "checkpoint", "threads", *RANKS],
     "Measuring": ["steps", "epochs", "warmup", "phase_steps", "profile", "check"],
     "Tracking": ["track", "track_timeout", "experiment", "run_name"],
 }

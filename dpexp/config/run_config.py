@@ -132,6 +132,12 @@ class RunConfig:
         "torch.nn.parallel (torch) or dpexp.parallel (portable); auto is torch on accelerators.",
         choices=("auto", "torch", "portable"),
     )
+    checkpoint: bool = option(
+        False,
+        "Activation checkpointing: backward computes the activations of the model's blocks again. Blocks are "
+        "the modules in its outermost lists, or its children; of fsdp those that --block names.",
+        flag="--checkpoint/--no-checkpoint",
+    )
     check: bool = option(True, "Verify against a single device before measuring.", flag="--check/--no-check")
     track: bool = option(True, "Deliver the run to MLflow.", flag="--track/--no-track")
     track_timeout: float = option(
@@ -152,6 +158,13 @@ class RunConfig:
             raise ConfigError(
                 f"--virtual {self.virtual} emulates devices and --devices {self.devices} names real ones: "
                 "give one of the two"
+            )
+        if self.checkpoint and self.eval:
+            raise ConfigError("--checkpoint is about backward, and --eval has none: give one of the two")
+        if self.checkpoint and not self.options.checkpoints:
+            raise ConfigError(
+                f"--checkpoint: a layout of {self.strategy} checkpoints by itself, in its function or "
+                "model, by torch.utils.checkpoint"
             )
 
     def _strategy_options(self) -> StrategyOptions:

@@ -26,6 +26,7 @@ class StrategyOptions:
     ``default_model``: the default of ``--model``. ``examples``: options that the end of the help shows.
     ``emulated``: how many devices a run emulates where ``--devices auto`` finds no accelerator.
     ``uses_one_device``: whether it is an error to name several.
+    ``checkpoints``: whether ``--checkpoint`` is possible.
     ``copies_to_all``: whether a model is copied to devices too that get no rows of a small batch.
     """
 
@@ -35,6 +36,7 @@ class StrategyOptions:
     emulated: ClassVar[int] = 0
     uses_one_device: ClassVar[bool] = False
     copies_to_all: ClassVar[bool] = False
+    checkpoints: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         validate(self)
@@ -185,7 +187,9 @@ class FsdpOptions(RankOptions):
     default_model = "blocks"
     examples = ("--devices 2", "--devices 2 --model transformer --block encoder")
     block: tuple[str, ...] = option(
-        ("*",), "Submodule to shard as a unit; repeat for several. * means every direct child."
+        ("*",),
+        "Submodule to shard as a unit; repeat for several. * means every direct child, and where one has a "
+        "list of layers inside, each of these and what is beside the list.",
     )
 
 
@@ -194,6 +198,7 @@ class CustomOptions(RankOptions):
     """Your own layout: a function that takes the model and a device mesh or devices."""
 
     strategy = "custom"
+    checkpoints = False
     default_model = "blocks"
     examples = (
         "--layout layout.py:parallelize --mesh dp=2,tp=2",

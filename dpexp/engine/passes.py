@@ -39,7 +39,7 @@ def execute(
         verification.before()
         timer = Timer(prepared.selection.used)
         with seeded_ranks(prepared.group, prepared.seed):
-            placed = prepared.strategy.place(prepared.model, prepared.selection.used, timer)
+            placed = prepared.strategy.lay_out(prepared.model, prepared.selection.used, timer)
         observations = Observations(prepared, placed)
         journal.set(devices=observations.device_facts(), device_map=observations.device_map())
         progress.begin("observe")

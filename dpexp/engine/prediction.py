@@ -128,7 +128,7 @@ class Emulation:
 
     def place(self, model: nn.Module) -> Placed:
         """The model, laid out on the virtual devices."""
-        return self._strategy.place(model, [*map(torch.device, self._names)], Timer())
+        return self._strategy.lay_out(model, [*map(torch.device, self._names)], Timer())
 
     @contextmanager
     def mixed_devices(self) -> Iterator[None]:

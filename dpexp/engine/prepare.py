@@ -55,7 +55,11 @@ def prepare(
     selection, named = request.of_rank(World.of()), factories(config, objects)
     choice = OptimizerChoice(named["optimizer"], config.lr, config.clip_norm, config.accumulate)
     strategy = STRATEGIES[config.strategy](
-        config.options, group or ProcessGroup(), config.backend, trains=not config.eval
+        config.options,
+        group or ProcessGroup(),
+        config.backend,
+        trains=not config.eval,
+        checkpoint=config.checkpoint,
     )
     seed_globals(config.seed)
     source = data.source(named["data"], named.get("loss"), config.reduction)

@@ -143,7 +143,7 @@ def _compared(prepared: Prepared, dtype: torch.dtype, in_full: bool = False) -> 
     objective, optimizer = prepared.data.objective, _optimizer(prepared)
 
     def lay_out(model: nn.Module) -> Placed:
-        return prepared.strategy.place(model, used, Timer())
+        return prepared.strategy.lay_out(model, used, Timer())
 
     result = proof_of(Copies(model, lay_out, compared, objective, optimizer, group, dtype, made))
     return replace(result, notes=[*result.notes, *notes, *filter(None, [prepared.note])])

@@ -157,7 +157,7 @@ def _on_ranks(prepared: Prepared, model: nn.Module, mode: FakeTensorMode) -> Pla
     """The layout of rank 0, made on ``meta``, then on the host without data."""
     prepared.group.device_mesh(devices.HOST)  # which is real
     with devices.labels_only():
-        placed = prepared.strategy.place(model, [devices.HOST], Timer())
+        placed = prepared.strategy.lay_out(model, [devices.HOST], Timer())
     with mode:
         _give_storages(placed.module)
     return placed

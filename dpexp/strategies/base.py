@@ -13,6 +13,8 @@ from torch import nn
 from dpexp.config.strategy_options import StrategyOptions
 from dpexp.data.batch import Batch
 from dpexp.distributed.group import ProcessGroup
+from dpexp.strategies.blocks import blocks_of
+from dpexp.strategies.checkpoint import checkpoint_blocks
 from dpexp.strategies.placed import Placed
 from dpexp.timing import Timer
 
@@ -39,7 +41,8 @@ class Needs:
 class Strategy(ABC):
     """One layout, made from its options. A subclass annotates ``options`` with its class of them.
 
-    ``backend``: that of DataParallel. ``trains``: whether the run has backwards.
+    ``backend``: that of DataParallel. ``trains``: whether the run has backwards. ``checkpoint``: whether
+    these compute the activations of blocks again.
     """
 
     needs: ClassVar[Needs]
@@ -47,6 +50,7 @@ class Strategy(ABC):
     group: ProcessGroup = field(default_factory=ProcessGroup)
     backend: str = "auto"
     trains: bool = True
+    checkpoint: bool = False
 
     @property
     def name(self) -> str:
@@ -74,6 +78,16 @@ class Strategy(ABC):
 
     def unused(self, names: Sequence[str]) -> None:  # noqa: B027 - only where ``needs.gradients``
         """Raises ConfigError if parameters that get no gradient, by their names, are an error."""
+
+    def checkpointed(self, model: nn.Module) -> list[str]:
+        """The names of the blocks whose activations are computed again, if any are."""
+        return blocks_of(model)
+
+    def lay_out(self, model: nn.Module, devices: Devices, timer: Timer) -> Placed:
+        """``place``, after the blocks of the model are checkpointed, where the run does that."""
+        if self.checkpoint:
+            checkpoint_blocks(model, self.checkpointed(model))
+        return self.place(model, devices, timer)
 
     @abstractmethod
     def place(self, model: nn.Module, devices: Devices, timer: Timer) -> Placed:

@@ -119,6 +119,11 @@ def _wrapped_key(kind: type[nn.Module]) -> str:
 _CHECKPOINTED = "_checkpoint_wrapped_module"
 
 
+def as_written(name: str) -> str:
+    """The name of a module without the checkpoint wrappers around it and the modules that have it."""
+    return ".".join(key for key in name.split(".") if key != _CHECKPOINTED)
+
+
 def is_transparent(module: nn.Module) -> bool:
     """Whether its inputs and outputs are those of the module that it wraps, which makes no replicas."""
     if isinstance(module, Wrapper):
@@ -183,18 +188,22 @@ def matching(model: nn.Module, patterns: Sequence[str], option: str) -> tuple[st
 
     A list or dict of modules stands for the modules in it, since it is not called itself. Raises ConfigError
     for a pattern that matches nothing, and for submodules that are named twice or lie inside one another.
+    A pattern matches names of the model as written; the names returned have the checkpoint wrappers around.
     """
-    known = [name for name, _ in model.named_modules() if name]
+    known = dict[str, str]()
+    for name, _ in model.named_modules():
+        known.setdefault(as_written(name), name)  # of a wrapped module the wrapper
+    del known[""]
     names: list[str] = []
     for pattern in patterns:
-        found = [name for name in known if _matches(name, pattern)]
+        found = [name for written, name in known.items() if _matches(written, pattern)]
         if not found:
             top = listed([name for name in known if "." not in name]) or "no submodules"
             hint = did_you_mean(pattern, known)
             raise ConfigError(f"{option} '{pattern}' not found; the model has {top}{hint}")
         names += found
     check_no_overlap(names, option)
-    return tuple(inner for name in names for inner in _inside_containers(model.get_submodule(name), name))
+    return tuple(inner for name in names for inner in inside_containers(model.get_submodule(name), name))
 
 
 def _matches(name: str, pattern: str) -> bool:
@@ -203,12 +212,13 @@ def _matches(name: str, pattern: str) -> bool:
     return len(keys) == len(patterns) and all(map(fnmatchcase, keys, patterns))
 
 
-def _inside_containers(module: nn.Module, name: str) -> Iterator[str]:
+def inside_containers(module: nn.Module, name: str) -> Iterator[str]:
+    """The names of the modules inside of lists and dicts of them; of another module its own."""
     if not is_container(module):
         yield name
         return
     for key, child in module.named_children():
-        yield from _inside_containers(child, f"{name}.{key}")
+        yield from inside_containers(child, child_name(name, key))
 
 
 def is_container(module: nn.Module) -> bool:

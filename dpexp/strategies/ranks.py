@@ -37,7 +37,15 @@ from dpexp.copies import hooked_parameters
 from dpexp.data.batch import Batch
 from dpexp.devices import HOST, place
 from dpexp.strategies.base import Devices, Needs, Strategy
-from dpexp.strategies.modules import EmbeddingTable, Wrapper, matching
+from dpexp.strategies.blocks import is_called, units_of
+from dpexp.strategies.modules import (
+    EmbeddingTable,
+    Wrapper,
+    as_written,
+    matching,
+    named_parameters,
+    wrapped_key,
+)
 from dpexp.strategies.placed import GradientSync, Placed, Shards
 from dpexp.strategies.timed_communication import AllReduce, TimedCollective
 from dpexp.timing import Timer
@@ -171,9 +179,9 @@ class Fsdp(Strategy):
         The root keeps a block that shares a parameter with another module. By default it keeps a child that
         changes its input in place, too, since FSDP2 refuses that of a block.
         """
-        names = matching(model, self.options.block, "--block") if list(model.children()) else ()
-        is_named = self.options.block != FsdpOptions.block
-        uncalled = [name for name in names if is_named and not _is_called(model.get_submodule(name))]
+        is_named = self._names_blocks
+        names = matching(model, self.options.block, "--block") if is_named else units_of(model)
+        uncalled = [name for name in names if is_named and not is_called(model.get_submodule(name))]
         if uncalled:
             raise ConfigError(
                 f"--block {uncalled[0]}: fsdp gathers the parameters of a block when it is called, and a "
@@ -184,6 +192,14 @@ class Fsdp(Strategy):
             for name in names
             if _is_apart(model, name) and (is_named or _is_block(model.get_submodule(name)))
         ]
+
+    def checkpointed(self, model: nn.Module) -> list[str]:
+        """Those that ``--block`` names, if it does."""
+        return self.blocks(model) if self._names_blocks else super().checkpointed(model)
+
+    @property
+    def _names_blocks(self) -> bool:
+        return self.options.block != FsdpOptions.block
 
     def prepare(self, model: nn.Module, devices: Devices) -> None:
         """Raises ConfigError for blocks, hooks, scalars and sparse tables that FSDP2 does not take."""
@@ -214,17 +230,17 @@ class Fsdp(Strategy):
 
         device = devices[0] if devices else HOST
         blocks = self.blocks(model)
-        place(model, device)
         shards = Shards()
         shards.units = {
-            name: next((block for block in blocks if name.startswith(f"{block}.")), "")
-            for name, _ in model.named_parameters()
+            name: next((block for block in map(as_written, blocks) if name.startswith(f"{block}.")), "")
+            for name in named_parameters(model)
         }
         mesh = self.group.device_mesh(device)
-        if mesh is not None:
-            gather = TimedCollective("all-gather", timer, device)
-            reduce = TimedCollective("reduce-scatter", timer, device)
-            for module in [*map(model.get_submodule, blocks), model]:
+        gather = TimedCollective("all-gather", timer, device)
+        reduce = TimedCollective("reduce-scatter", timer, device)
+        for module in [*map(model.get_submodule, blocks), model]:
+            place(module, device)  # one by one, so that a device never has the full model
+            if mesh is not None:
                 sharded: Any = fully_shard(module, mesh=mesh, reshard_after_forward=True)
                 sharded.set_custom_all_gather(gather)
                 sharded.set_custom_reduce_scatter(reduce)
@@ -238,18 +254,15 @@ def _is_apart(model: nn.Module, name: str) -> bool:
     return bool(own) and all(key.startswith(f"{name}.") for key, each in named if each in own)
 
 
-def _is_called(block: nn.Module) -> bool:
-    """Whether it has a forward, as a ParameterList has not."""
-    return type(block).forward is not nn.Module.forward
-
-
 def _is_block(block: nn.Module) -> bool:
     """Whether FSDP2 takes it: it is called, and does not begin in place.
 
     The first layer of ``Sequential(Dropout(inplace=True), …)`` does.
     """
-    if not _is_called(block):
+    if not is_called(block):
         return False
+    while key := wrapped_key(block):
+        block = block.get_submodule(key)
     while isinstance(block, nn.Sequential) and len(block):
         block = next((each for each in block if not isinstance(each, nn.Flatten | nn.Identity)), block[0])
     return not getattr(block, "inplace", False)
