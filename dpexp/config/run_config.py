@@ -135,7 +135,7 @@ class RunConfig:
     checkpoint: bool = option(
         False,
         "Activation checkpointing: backward computes the activations of the model's blocks again. Blocks are "
-        "the modules in its outermost lists, or its children; of fsdp those that --block names.",
+        "the modules in its outermost lists, or else its children; or the units that fsdp is told to shard.",
         flag="--checkpoint/--no-checkpoint",
     )
     check: bool = option(True, "Verify against a single device before measuring.", flag="--check/--no-check")
