@@ -1,4 +1,4 @@
-"""Plan layouts on devices that nobody has yet: does the model fit, in which layout, what goes over the wire?"""
+"""Plan layouts on devices that nobody has yet: does the model fit, and what goes over the wire?"""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def plan(
     debug: _Debug = False,
     **values: Any,
 ) -> None:
-    """Say what a training step needs in each layout: memory per device, bytes sent, FLOPs, a bound in time."""
+    """Say what a training step needs in each layout: memory per device, traffic, FLOPs, a bound."""
     del debug  # print_error uses it
     check_environment()
     given = {name: value for name, value in values.items() if value not in (None, "")}
@@ -101,7 +101,9 @@ def plan(
         if as_json:
             say(json.dumps(found, indent=1))
         else:
-            show_report(terminal.terminal_text(plan_sections(found, config, advice(found)), piped=terminal.WIDE))
+            show_report(
+                terminal.terminal_text(plan_sections(found, config, advice(found)), piped=terminal.WIDE)
+            )
         if track:
             raise typer.Exit(_tracked(config, found))
 

@@ -213,7 +213,7 @@ class AbsentRanks(ProcessGroup):
 
 @contextmanager
 def absent_ranks(mesh: Mesh) -> Iterator[ProcessGroup]:
-    """Inside, this process is rank 0 of ``torch.distributed`` in PyTorch's group ``fake``, which sends nothing."""
+    """Inside, this process is rank 0 of PyTorch's process group ``fake``, which sends nothing."""
     from torch.testing._internal.distributed.fake_pg import FakeStore  # which registers the group
 
     distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=mesh.size)

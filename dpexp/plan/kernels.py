@@ -10,6 +10,8 @@ Their operators have rules for tensors without data, so a plan on a CPU runs the
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -20,31 +22,116 @@ from dpexp import tensors
 from dpexp.devices import is_autocast_enabled
 
 _IN_FLOAT32 = frozenset(
-    ["acos", "asin", "cosh", "erfinv", "exp", "expm1", "log", "log10", "log1p", "log2", "pow", "__pow__", "__rpow__", "reciprocal", "rsqrt", "sinh", "tan", "cumprod", "cumsum", "dist", "norm", "prod", "renorm", "sum", "softmax", "log_softmax", "softmin", "softplus", "layer_norm", "group_norm", "rms_norm", "normalize", "cosine_similarity", "cdist", "pdist", "binary_cross_entropy_with_logits", "cosine_embedding_loss", "cross_entropy", "nll_loss", "kl_div", "l1_loss", "mse_loss", "smooth_l1_loss", "huber_loss", "hinge_embedding_loss", "margin_ranking_loss", "multilabel_margin_loss", "multi_margin_loss", "poisson_nll_loss", "soft_margin_loss", "triplet_margin_loss"]
+    [
+        "acos",
+        "asin",
+        "cosh",
+        "erfinv",
+        "exp",
+        "expm1",
+        "log",
+        "log10",
+        "log1p",
+        "log2",
+        "pow",
+        "__pow__",
+        "__rpow__",
+        "reciprocal",
+        "rsqrt",
+        "sinh",
+        "tan",
+        "cumprod",
+        "cumsum",
+        "dist",
+        "norm",
+        "prod",
+        "renorm",
+        "sum",
+        "softmax",
+        "log_softmax",
+        "softmin",
+        "softplus",
+        "layer_norm",
+        "group_norm",
+        "rms_norm",
+        "normalize",
+        "cosine_similarity",
+        "cdist",
+        "pdist",
+        "binary_cross_entropy_with_logits",
+        "cosine_embedding_loss",
+        "cross_entropy",
+        "nll_loss",
+        "kl_div",
+        "l1_loss",
+        "mse_loss",
+        "smooth_l1_loss",
+        "huber_loss",
+        "hinge_embedding_loss",
+        "margin_ranking_loss",
+        "multilabel_margin_loss",
+        "multi_margin_loss",
+        "poisson_nll_loss",
+        "soft_margin_loss",
+        "triplet_margin_loss",
+    ]
 )
 """PyTorch's list of the functions that autocast computes in float32 on CUDA, by name."""
 
 
-class AcceleratorKernels(TorchFunctionMode):
-    """Inside, functions that have another kernel on an accelerator use its operators."""
+@contextmanager
+def accelerator_kernels() -> Iterator[None]:
+    """Inside, functions that have another kernel on an accelerator use its operators, in backward, too.
 
+    PyTorch leaves a mode while it handles ``backward``, in which a checkpoint computes its part again.
+    """
+    autograd: Any = torch.autograd
+    mode, run = _Kernels(), autograd._engine_run_backward
+
+    def run_backward(*args: Any, **options: Any) -> Any:
+        with mode:
+            return run(*args, **options)
+
+    autograd._engine_run_backward = run_backward
+    try:
+        with mode:
+            yield
+    finally:
+        autograd._engine_run_backward = run
+
+
+class _Kernels(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs, name = kwargs or {}, getattr(func, "__name__", "")
+        if func is F.multi_head_attention_forward:
+            return _with_kernels(func, *args, **kwargs)
         if name in _IN_FLOAT32 and is_autocast_enabled("cpu"):
             args, kwargs = tensors.cast((args, kwargs), torch.float32)
             with torch.autocast("cpu", enabled=False):
                 return func(*args, **kwargs)
-        if func is torch.dropout:
-            return _dropout(*args, **kwargs)
-        if func is F.scaled_dot_product_attention and not any(hasattr(each, "placements") for each in args):
-            return _attention(*args, **kwargs)
+        kernel = _KERNELS.get(func)
+        if kernel is None or any(hasattr(each, "placements") for each in args):  # a DTensor
+            return func(*args, **kwargs)
+        return kernel(*args, **kwargs)
+
+
+def _with_kernels(func: Any, *args: Any, **kwargs: Any) -> Any:
+    """Call a function of ``torch.nn.functional`` that calls others there."""
+    before = F.scaled_dot_product_attention, F.dropout
+    F.scaled_dot_product_attention, F.dropout = _attention, _dropout
+    try:
         return func(*args, **kwargs)
+    finally:
+        F.scaled_dot_product_attention, F.dropout = before
 
 
-def _dropout(input: torch.Tensor, p: float, train: bool) -> torch.Tensor:
-    if not train or not 0 < p < 1:
-        return torch.dropout(input, p, train)
-    return torch.native_dropout(input, p, train)[0]
+def _dropout(
+    input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False, *, train: bool = True
+) -> torch.Tensor:
+    if not (training and train) or p == 0:
+        return input
+    dropped: torch.Tensor = torch.native_dropout(input, p, True)[0]
+    return dropped
 
 
 def _attention(
@@ -57,30 +144,31 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> torch.Tensor:
-    """As CUDA chooses: flash for short types without a mask, else the kernel that saves memory, else neither."""
+    """As CUDA chooses: flash for short types without a mask, else the kernel that saves memory, if it can."""
     if is_autocast_enabled("cpu"):
         query, key, value = (each.to(torch.get_autocast_dtype("cpu")) for each in (query, key, value))
-    is_short = query.dtype in (torch.float16, torch.bfloat16)
+    aten: Any = torch.ops.aten
+    outputs: torch.Tensor
     has_heads = query.dim() == 4 and query.shape[-1] == value.shape[-1] and query.shape[-1] <= 256
-    given: dict[str, Any] = {"scale": scale}
-    aten = torch.ops.aten
-    if has_heads and is_short and attn_mask is None:
+    if has_heads and query.dtype in (torch.float16, torch.bfloat16) and attn_mask is None:
         flash = aten._scaled_dot_product_flash_attention
-        return flash(query, key, value, dropout_p, is_causal, False, **given)[0]
-    heads_alike = key.shape[1] == query.shape[1] if query.dim() == 4 else False
-    if has_heads and heads_alike and query.dtype != torch.float64 and not _requires_grad(attn_mask):
-        if attn_mask is not None:
-            shape = (*query.shape[:-1], key.shape[-2])
-            bias = (
-                attn_mask if attn_mask.dtype != torch.bool else torch.zeros_like(attn_mask, dtype=query.dtype)
-            )
-            attn_mask = bias.expand(shape)
-        efficient = aten._scaled_dot_product_efficient_attention
-        needs = any(map(_requires_grad, (query, key, value)))
-        return efficient(query, key, value, attn_mask, needs, dropout_p, is_causal, **given)[0]
-    return F.scaled_dot_product_attention(
-        query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
-    )
+        outputs = flash(query, key, value, dropout_p, is_causal, False, scale=scale)[0]
+        return outputs
+    is_plain = has_heads and key.shape[1] == query.shape[1] and query.dtype != torch.float64
+    if not is_plain or _requires_grad(attn_mask):
+        options: dict[str, Any] = {"scale": scale, "enable_gqa": enable_gqa}
+        return _ATTENTION(query, key, value, attn_mask, dropout_p, is_causal, **options)
+    if attn_mask is not None:
+        bias = attn_mask if attn_mask.dtype != torch.bool else attn_mask.to(query.dtype)
+        attn_mask = bias.expand(*query.shape[:-1], key.shape[-2])
+    keeps = any(map(_requires_grad, (query, key, value)))
+    efficient = aten._scaled_dot_product_efficient_attention
+    outputs = efficient(query, key, value, attn_mask, keeps, dropout_p, is_causal, scale=scale)[0]
+    return outputs
+
+
+_ATTENTION = F.scaled_dot_product_attention
+_KERNELS: dict[Any, Any] = {_ATTENTION: _attention, F.dropout: _dropout, torch.dropout: _dropout}
 
 
 def _requires_grad(tensor: torch.Tensor | None) -> bool:

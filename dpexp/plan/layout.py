@@ -25,6 +25,7 @@ from dpexp.config.errors import ConfigError
 from dpexp.config.factories import Factory
 from dpexp.config.features import Features
 from dpexp.config.run_config import BATCH_SIZE, MAX_VIRTUAL, RunConfig
+from dpexp.config.strategy_options import RankOptions
 from dpexp.copies import check_not_scripted
 from dpexp.data.batch import Batch
 from dpexp.distributed.group import absent_ranks, split
@@ -44,10 +45,7 @@ from dpexp.timing import Timer
 
 @dataclass(frozen=True)
 class LaidOut:
-    """A layout on tensors without data. ``rows`` are those of a global batch unless ``take`` gets another number.
-
-    ``names`` are its devices; the first that are no host hold what a plan is about.
-    """
+    """A layout on tensors without data, on so many ``devices``; ``rows`` are those of a global batch."""
 
     prepared: Prepared
     placed: Placed
@@ -57,7 +55,7 @@ class LaidOut:
     devices: int
 
     def take(self, rows: int | None = None) -> Needed:
-        """Steps with a global batch of so many rows: see ``Steps.take``."""
+        """Steps with a global batch of so many rows, by default ``rows``: see ``Steps.take``."""
         return self.steps.take(self.batch(self.rows if rows is None else rows))
 
     def batch(self, rows: int) -> Batch:
@@ -112,8 +110,8 @@ def laid_out(
     Raises ConfigError, and whatever model, layout and loss raise on tensors without data.
     """
     asked, config = config, replace(config, batch_size=BATCH_SIZE, steps=max(config.steps, config.accumulate))
-    has_ranks = STRATEGIES[config.strategy](config.options).has_ranks
-    used = 1 if has_ranks or config.options.uses_one_device else count
+    options, has_ranks = config.options, STRATEGIES[config.strategy](config.options).has_ranks
+    used = 1 if has_ranks or options.uses_one_device else count
     if used > MAX_VIRTUAL:
         raise ConfigError(f"{count} devices of one process: a plan has at most {MAX_VIRTUAL}")
     names = ",".join(f"cuda:{index}" for index in range(used))
@@ -121,7 +119,9 @@ def laid_out(
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     with ExitStack() as stack:
         stack.enter_context(run_globals(config))
-        group = stack.enter_context(absent_ranks(config.options.mesh_of(count))) if has_ranks else None
+        group = None
+        if has_ranks and isinstance(options, RankOptions):
+            group = stack.enter_context(absent_ranks(options.mesh_of(count)))
         prepared = prepare(config, objects, one_batch=False, planned=True, group=group, build=_without_data)
         model = model_without_data(prepared.model, mode)
         rows = prepared.batch_size if asked.batch_size == BATCH_SIZE else asked.batch_size

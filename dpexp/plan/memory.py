@@ -46,7 +46,7 @@ class Peak:
 
 
 class StorageLog(CountingMode):  # type: ignore[no-untyped-call]
-    """``with log:`` follows the storages of what operators return. ``module`` is the name of what computes."""
+    """``with log:`` follows the storages of what operators return. ``module`` names what computes."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -110,12 +110,12 @@ class StorageLog(CountingMode):  # type: ignore[no-untyped-call]
             return found
 
         self._restore = partial(setattr, torch.UntypedStorage, "resize_", resize)
-        torch.UntypedStorage.resize_ = resized  # type: ignore[method-assign]
-        return super().__enter__()  # type: ignore[no-any-return]
+        torch.UntypedStorage.resize_ = resized  # type: ignore[method-assign, assignment]
+        return super().__enter__()  # type: ignore[no-any-return, no-untyped-call]
 
     def __exit__(self, *error: Any) -> None:
         self._restore()
-        super().__exit__(*error)
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
 
     @property
     def devices(self) -> list[str]:
@@ -165,7 +165,7 @@ class ModuleTrace:
         self._log.module = call.name
 
     def left(self, call: ModuleCall) -> None:
-        """It ends; its backward begins with the gradient of an output that no module inside of it returned."""
+        """It ends; its backward begins with the gradient of an output that no module inside it returned."""
         for tensor in tensors.walk(call.outputs):
             if tensor.grad_fn is not None and not hasattr(tensor, "_dpexp_traced"):
                 tensor._dpexp_traced = True  # type: ignore[attr-defined]

@@ -40,14 +40,15 @@ def plan(
     data set or batches, of which the first says the shapes; a function of outputs and targets; a function of
     the parameters. ``layouts`` are strategies with their options, as ``"fsdp --checkpoint"``; by default
     single, whole, ddp, fsdp, and hybrid where the model has embeddings. ``devices`` are ``"8xH100"``, or a
-    number where ``memory`` ("24GB"), ``flops`` (per second) and ``link`` (bytes per second) say what they are.
-    ``options`` are those of a run: ``batch_size`` (rows of all devices), ``dtype``, ``autocast``,
+    number, and ``memory`` ("24GB"), ``flops`` (per second) and ``link`` (bytes per second) say what they
+    are. ``options`` are those of a run: ``batch_size`` (rows of all devices), ``dtype``, ``autocast``,
     ``accumulate``, ``checkpoint``, …. ``quiet`` hides the progress bar.
 
-    Returns a row for each layout, per device: ``layout``, ``devices``, ``rows``; ``peak_bytes`` allocated, and
-    ``bytes`` by kind of tensor in the peak, in ``peak_module``; ``sent_bytes`` and ``sent`` by collective;
-    ``flops``; ``bound_s``, the seconds that a step takes at least; whether it ``fits``; ``most_rows`` that do;
-    ``why``. A layout that cannot be planned has None, and the reason as ``why``.
+    Returns a row for each layout, of the device that needs most: ``layout``, ``devices``, ``rows``;
+    ``peak_bytes`` allocated, and ``bytes`` by kind of tensor in the peak, in ``peak_module``; ``sent_bytes``
+    and ``sent`` by collective; ``flops``; ``bound_s``, the seconds that a step takes at least; whether it
+    ``fits``; ``most_rows`` of a device that do; ``why``. A layout that cannot be planned has None, and the
+    reason as ``why``.
 
     Raises ConfigError for bad input, and where no layout can be planned.
     """

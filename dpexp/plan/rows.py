@@ -51,8 +51,10 @@ def row_of(text: str, config: RunConfig, objects: Mapping[str, Any], devices: De
     return {"layout": text} | row
 
 
-_KEYS = ("devices", "rows", "peak_bytes", "bytes", "peak_module", "sent_bytes", "sent", "flops", "bound_s", "fits",
-         "most_rows", "why")  # fmt: skip
+_KEYS = (
+    *("devices", "rows", "peak_bytes", "bytes", "peak_module", "sent_bytes", "sent", "flops", "bound_s"),
+    *("fits", "most_rows", "why"),
+)
 
 
 def _reason(error: Exception) -> str:
@@ -76,9 +78,7 @@ def _row(layout: LaidOut, hardware: Hardware) -> Row:
     flops = {name: _of_device(needed, name) for name in layout.accelerators}
     total = 0 if needed.uncounted else max(sum(each.values()) for each in flops.values())
     fits = peak.bytes <= hardware.memory
-    why = (
-        "close: PyTorch reserves 10 to 20% more" if fits and peak.bytes > RESERVED * hardware.memory else ""
-    )
+    why = "close: PyTorch reserves 10 to 20% more" if fits and peak.bytes > RESERVED * hardware.memory else ""
     host = needed.peaks.get(label(HOST))
     if not layout.prepared.group.members and host is not None and host.kinds["parameters"]:
         why = "; ".join(filter(None, [why, f"and {host.bytes / 1e9:.3g} GB on the host"]))
@@ -115,7 +115,7 @@ def _bound(
     layout: LaidOut,
     hardware: Hardware,
 ) -> float | None:
-    """Seconds that a step takes at least: the slowest of computing and sending. None where neither is known."""
+    """Seconds that a step takes at least: the slower of computing and sending; None where it is not known."""
     seconds = [0.0]
     for by_type in flops.values():
         if not by_type.keys() <= hardware.flops.keys():
@@ -219,7 +219,7 @@ def _remedies(
 
 
 def hybrid_of(single: RunConfig, objects: Mapping[str, Any]) -> str:
-    """The layout with the largest embedding on the host; empty for a model without one, or with a tied one."""
+    """The layout with the largest embedding on the host; empty where there is none, or where it is tied."""
     try:
         with laid_out(single, objects, 1) as layout:
             model = layout.prepared.model

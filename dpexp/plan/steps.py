@@ -18,7 +18,7 @@ from dpexp.data.batch import Batch
 from dpexp.engine.prepared import Prepared
 from dpexp.measurement.collectives import CountCollectives
 from dpexp.measurement.step_profile import CountFlops
-from dpexp.plan.kernels import AcceleratorKernels, update_together
+from dpexp.plan.kernels import accelerator_kernels, update_together
 from dpexp.plan.memory import ModuleTrace, Peak, StorageLog
 from dpexp.strategies.module_calls import module_calls
 from dpexp.strategies.placed import Placed, StepObserver
@@ -68,7 +68,7 @@ class Steps:
         In the first, optimizers make their state, and DTensor learns the shapes of operators by calling them.
         """
         log, trace = self._log, ModuleTrace(self._log)
-        kernels = AcceleratorKernels() if self._is_accelerator else nullcontext()
+        kernels = accelerator_kernels() if self._is_accelerator else nullcontext()
         with log, kernels, module_calls(self._placed.module, trace.entered, trace.left):
             log.label("parameters", [*self._placed.module.parameters(), *self._placed.module.buffers()])
             log.label("inputs", (batch.inputs, batch.targets))

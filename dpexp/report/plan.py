@@ -8,12 +8,14 @@ from dpexp.record.record import Row
 from dpexp.report import units
 from dpexp.report.section import Section, Table
 
-COLUMNS = ("layout", "rows", "per device", "parameters", "gradients", "optimizer", "activations", "other", "sent per step",
-           "at least", "fits")  # fmt: skip
+COLUMNS = (
+    *("layout", "rows", "per device", "parameters", "gradients", "optimizer", "activations", "other"),
+    *("sent per step", "at least", "fits"),
+)
 _OTHER = ("gathered", "inputs", "temporaries")
 NOTE = (
-    "per device and step: bytes allocated at the peak (PyTorch reserves 10 to 20% more); «at least» is a bound "
-    "by FLOPs and bytes sent, not a forecast"
+    "of a device in a step: bytes allocated at the peak, of which PyTorch reserves 10 to 20% more; «at least» "
+    "is a bound by FLOPs and bytes sent, not a forecast"
 )
 
 

@@ -59,7 +59,7 @@ class Strategy(ABC):
 
     @property
     def has_ranks(self) -> bool:
-        """Whether each device has a process of its own. Raises ConfigError for a layout that cannot be loaded."""
+        """Whether each device has a process of its own. Raises ConfigError where no layout can be loaded."""
         return self.options.launched_ranks is not None
 
     def row_parts(self, devices: Devices) -> int:

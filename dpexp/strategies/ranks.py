@@ -142,7 +142,9 @@ class AbsentDistributedDataParallel(Wrapper):
         if not self.buckets:
             self.buckets = [torch.empty_like(each) for each in self.module.parameters() if each.requires_grad]
         if self.training and (buffers := [*self.module.buffers()]):
-            distributed._broadcast_coalesced(distributed.group.WORLD, buffers, _BROADCAST_BYTES, 0)
+            group: Any = distributed.group.WORLD
+            broadcast: Any = distributed._broadcast_coalesced  # type: ignore[attr-defined]
+            broadcast(group, buffers, _BROADCAST_BYTES, 0)
         return self.module(*inputs, **kwargs)
 
 
