@@ -10,7 +10,7 @@ have parts of it: PyTorch shards along two dimensions of a mesh on ``meta``, but
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed import _functional_collectives
 
 from dpexp import devices
 from dpexp.config.errors import ConfigError
@@ -35,6 +36,7 @@ from dpexp.engine.prepared import Prepared
 from dpexp.engine.run_globals import run_globals
 from dpexp.measurement.observe import device_map, observe
 from dpexp.models import registry as models
+from dpexp.plan.memory import replaced
 from dpexp.plan.steps import Needed, Steps
 from dpexp.record.record import Record
 from dpexp.record.view import RecordView
@@ -119,6 +121,8 @@ def laid_out(
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     with ExitStack() as stack:
         stack.enter_context(run_globals(config))
+        # else a recurrent layer is an operator of oneDNN, which alone knows what it keeps for backward
+        stack.enter_context(replaced(torch.backends.mkldnn, "enabled", False))
         group = None
         if has_ranks and isinstance(options, RankOptions):
             group = stack.enter_context(absent_ranks(options.mesh_of(count)))
@@ -126,8 +130,11 @@ def laid_out(
         model = model_without_data(prepared.model, mode)
         rows = prepared.batch_size if asked.batch_size == BATCH_SIZE else asked.batch_size
         if group is not None:
-            placed = _on_ranks(prepared, model, mode)
+            prepared.group.device_mesh(devices.HOST)  # which is real
+            placed = placed_without_data(prepared, model, [devices.HOST], mode)
             stack.enter_context(mode)
+            # FakeTensorMode looks like a compiler to functional collectives, which then wait at once
+            stack.enter_context(replaced(_functional_collectives, "_are_we_tracing", lambda: False))
         else:
             emulation = Emulation(prepared, prepared.selection.used)
             stack.enter_context(mode)
@@ -153,11 +160,12 @@ def _without_data(factory: Factory, features: Features | None) -> nn.Module:
         return models.build(factory, features)
 
 
-def _on_ranks(prepared: Prepared, model: nn.Module, mode: FakeTensorMode) -> Placed:
-    """The layout of rank 0, made on ``meta``, then on the host without data."""
-    prepared.group.device_mesh(devices.HOST)  # which is real
+def placed_without_data(
+    prepared: Prepared, model: nn.Module, used: Sequence[torch.device], mode: FakeTensorMode
+) -> Placed:
+    """The layout on the host and its virtual devices, made on ``meta``, then on the host without data."""
     with devices.labels_only():
-        placed = prepared.strategy.lay_out(model, [devices.HOST], Timer())
+        placed = prepared.strategy.lay_out(model, used, Timer())
     with mode:
         _give_storages(placed.module)
     return placed

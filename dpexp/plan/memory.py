@@ -9,9 +9,11 @@ one when backward ends. So kinds are read at the end.
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -51,7 +53,7 @@ class StorageLog(CountingMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.changes = list[Change]()
-        self.module, self.is_updating = "", False
+        self.module, self.is_updating, self.is_paused = "", False, False
         self._kinds, self._devices = dict[int, str](), dict[int, str]()
         self._alive, self._sizes = dict[int, int](), dict[int, int]()  # number by address, size by number
 
@@ -62,6 +64,8 @@ class StorageLog(CountingMode):  # type: ignore[no-untyped-call]
                 args[0].dtype, 1.0
             )  # the optimizers of torch.optim read how many steps there were
         outputs = func(*args, **kwargs)
+        if self.is_paused:
+            return outputs
         in_backward = torch._C._current_graph_task_id() != -1 and not torch.is_grad_enabled()
         kind = "temporaries" if in_backward or self.is_updating else "activations"
         sent = "gathered" if func.namespace == "fsdp" else ""
@@ -109,12 +113,16 @@ class StorageLog(CountingMode):  # type: ignore[no-untyped-call]
                 self._resized(number, size)
             return found
 
-        self._restore = partial(setattr, torch.UntypedStorage, "resize_", resize)
-        torch.UntypedStorage.resize_ = resized  # type: ignore[method-assign, assignment]
+        self._patches = ExitStack()
+        self._patches.enter_context(replaced(torch.UntypedStorage, "resize_", resized))
+        if dtensor := sys.modules.get("torch.distributed.tensor._sharding_prop"):
+            # around calls of an operator on full tensors without data, by which DTensor learns its shapes
+            lock = replaced(dtensor.ShardingPropagator, "_fake_mode_lock", _Paused(self))
+            self._patches.enter_context(lock)
         return super().__enter__()  # type: ignore[no-any-return, no-untyped-call]
 
     def __exit__(self, *error: Any) -> None:
-        self._restore()
+        self._patches.close()
         super().__exit__(*error)  # type: ignore[no-untyped-call]
 
     @property
@@ -134,6 +142,30 @@ class StorageLog(CountingMode):  # type: ignore[no-untyped-call]
             if self._devices[change.storage] == device:
                 kinds[self._kinds[change.storage]] += change.bytes
         return Peak(most, dict(kinds), self.changes[at].module)
+
+
+class _Paused:
+    """Inside, the log sees nothing."""
+
+    def __init__(self, log: StorageLog) -> None:
+        self._log = log
+
+    def __enter__(self) -> None:
+        self._log.is_paused = True
+
+    def __exit__(self, *error: object) -> None:
+        self._log.is_paused = False
+
+
+@contextmanager
+def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Inside, the attribute has this value."""
+    before = getattr(owner, name, None)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
 
 
 _ONE = {torch.bool: True, torch.int32: 1, torch.int64: 1}
