@@ -38,10 +38,6 @@ NO_PARAMETERS = (
 
 _EMPTY_GRAD = ("argument to `grad()` cannot be empty", "grad requires non-empty inputs")
 """PyTorch's texts, of 2.13 and of 2.11."""
-FORWARD_MODE = (
-    "PyTorch has one forward-mode differentiation (jvp, jacfwd, hessian) for all threads, so that replicas "
-    "disturb each other: use ddp, or jacrev"
-)
 
 
 @contextmanager
@@ -51,13 +47,10 @@ def explained_stops() -> Iterator[None]:
         yield
     except (StopIteration, RuntimeError, ValueError) as error:
         last_line, text = traceback.extract_tb(error.__traceback__)[-1].line or "", str(error)
-        why = FORWARD_MODE if "forward AD level" in text else ""
-        if isinstance(error, StopIteration) and "parameters(" in last_line + text:
-            why = NO_PARAMETERS  # PyTorch has the line in its text
-        elif any(each in text for each in _EMPTY_GRAD):
-            why = NO_PARAMETERS
-        if why and why not in text:
-            error.args = ("\n".join([why, *map(str, error.args)]),)
+        # PyTorch has the line in its text where it raises the error of a replica again
+        is_empty = isinstance(error, StopIteration) and "parameters(" in last_line + text
+        if (is_empty or any(each in text for each in _EMPTY_GRAD)) and NO_PARAMETERS not in text:
+            error.args = ("\n".join([NO_PARAMETERS, *map(str, error.args)]),)
         raise
 
 

@@ -128,30 +128,6 @@ def test_layers_of_every_kind(layer: Callable[[], nn.Module], rows: int, count: 
     assert_same(layer().double(), torch.randn(rows, 6, dtype=DOUBLE), devices=virtual(count))
 
 
-@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-def test_without_gradients(mode: Any) -> None:
-    net = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)).double().eval()
-    x = torch.randn(6, 3, dtype=DOUBLE)
-    for training in (False, True):
-        net.train(training)
-        with mode():
-            assert not data_parallel(net, x, virtual(3)).requires_grad
-    net.eval()
-    with mode():
-        torch.testing.assert_close(DataParallel(net, virtual(3))(x), net(x), **EXACT)
-        assert not DataParallel(Call(lambda x: torch.is_grad_enabled() + x * 0), virtual(2))(x).any()
-
-
-def test_autocast_around_the_module() -> None:
-    layer, x = nn.Linear(8, 8), torch.randn(8, 8)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        expected, out = layer(x), DataParallel(layer, virtual(3))(x)
-    assert out.dtype == torch.bfloat16
-    torch.testing.assert_close(out, expected)
-    out.float().sum().backward()
-    assert layer.weight.grad.dtype == torch.float32
-
-
 def test_the_same_seed_gives_the_same_bits() -> None:
     def run() -> list[torch.Tensor | None]:
         torch.manual_seed(0)

@@ -1,7 +1,6 @@
 """replicate: aliases and copies, what is shared, gradients, and nothing stale."""
 
 import gc
-import threading
 import weakref
 from pathlib import Path
 
@@ -57,33 +56,6 @@ def test_sparse_gradients_of_many_replicas_stay_sparse_unless_one_is_dense(spars
     outside = 0.0 if sparse else 2.0
     expected = [[outside] * 2 if row not in (1, 3) else [10.0] * 2 for row in range(5)]
     assert grad.to_dense().tolist() == expected
-
-
-def test_gradients_have_the_same_bits_whichever_thread_computes_a_replica() -> None:
-    """Autograd counts the nodes of each thread and computes the highest count first."""
-    net = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
-    inputs = torch.randn(5, 4, 6)
-
-    def gradients(history: list[int]) -> list[torch.Tensor]:
-        net.zero_grad()
-        replicas, outputs = replicate(net, virtual(5)), [torch.zeros(0)] * 5
-
-        def forward(replica: int) -> None:
-            extra = torch.zeros(1, requires_grad=True)
-            for _ in range(history[replica]):
-                extra = extra + 1
-            outputs[replica] = replicas[replica](inputs[replica]) * 1e3**replica
-
-        for replica in range(5):
-            thread = threading.Thread(target=forward, args=(replica,))
-            thread.start()
-            thread.join()
-        torch.cat(outputs).square().sum().backward()
-        return [parameter.grad.clone() for parameter in net.parameters() if parameter.grad is not None]
-
-    expected = gradients([0, 0, 0, 0, 0])
-    for history in ([400, 300, 200, 100, 0], [0, 100, 200, 300, 400], [200, 0, 400, 100, 300]):
-        assert all(map(torch.equal, gradients(history), expected))
 
 
 def test_detached_replicas_send_no_gradient_back() -> None:

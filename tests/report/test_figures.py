@@ -1,6 +1,5 @@
 """Figures of a run: what they show, as matplotlib has it."""
 
-import itertools
 from pathlib import Path
 
 import pytest
@@ -13,10 +12,9 @@ from matplotlib.text import Text
 from dpexp import report
 from dpexp.record.record import Record
 from dpexp.record.view import RecordView
-from dpexp.report import style, terminal
+from dpexp.report import style
 from dpexp.report.figures import layout_figure, phases_figure
 from dpexp.report.timeline import timeline_page
-from dpexp.study.figure import SERIES
 
 
 def phases_of(record: Record) -> Figure:
@@ -85,22 +83,6 @@ def test_a_name_stays_text_whatever_is_in_it(tmp_path: Path) -> None:
     assert len(report.write_files(record, tmp_path)) == 4
     for figure in (phases_of(record), layout_of(record)):
         assert r"\$\frac{1\$ \u001b[2J \u202e \$ <b> _^{" in texts(figure)
-
-
-def contrast(one: str, other: str) -> float:
-    """The contrast of two colours, 1 to 21 (WCAG 2.2)."""
-    dark, light = sorted((style.luminance(one), style.luminance(other)))
-    return (light + 0.05) / (dark + 0.05)
-
-
-def test_colours_are_legible_on_light_and_dark_paper() -> None:
-    colors = [*style.PHASES.values(), *style.SPARE]
-    papers = ["#FFFFFF", style.PAPER, "#F5F5F5", "#212121", "#111111", "#000000"]
-    assert all(contrast(color, style.ink(color)) >= 4.5 for color in colors)
-    assert all(contrast(color, paper) >= 3 for color, paper in itertools.product(colors, papers))
-    assert all(contrast(color, style.PAPER) >= 3 for color in SERIES)
-    titles = [mood.split()[1] for mood in terminal.MOODS.values()]
-    assert all(contrast(color, paper) >= 4.5 for color in titles for paper in ("#FFFFFF", "#000000"))
 
 
 def test_a_phase_has_one_colour_on_all_screens_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
