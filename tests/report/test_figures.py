@@ -75,16 +75,6 @@ def test_devices_that_are_alike_share_a_box() -> None:
     assert max(figure.get_size_inches()) < 16
 
 
-def test_a_name_stays_text_whatever_is_in_it(tmp_path: Path) -> None:
-    name = "$\\frac{1$ \x1b[2J \u202e $ <b> _^{"
-    record = whole(2, phases={name: 2.0, "字_": 1.0})
-    for row in [*record.device_map, *record.shapes]:
-        row["module"] = name
-    assert len(report.write_files(record, tmp_path)) == 4
-    for figure in (phases_of(record), layout_of(record)):
-        assert r"\$\frac{1\$ \u001b[2J \u202e \$ <b> _^{" in texts(figure)
-
-
 def test_a_phase_has_one_colour_on_all_screens_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("COLORTERM", "truecolor")

@@ -14,7 +14,6 @@ from helpers import journals, record_factory
 from helpers.command_lines import ROOT
 from helpers.mlflow_reader import (
     Death,
-    artifact_folder,
     dying,
     everything,
     expected_metrics,
@@ -29,9 +28,7 @@ from dpexp.config.run_config import RunConfig
 from dpexp.record.figures import At, figures
 from dpexp.record.files import PROFILE_TABLE, PROFILE_TRACE
 from dpexp.record.fold import finish, fold
-from dpexp.record.journal import JOURNAL
 from dpexp.record.record import Record
-from dpexp.record.runs import import_journal
 from dpexp.record.view import RecordView
 from dpexp.tracking import content, deliver
 from dpexp.tracking.deliver import Upload
@@ -210,33 +207,6 @@ def test_a_failed_run_with_losses_that_are_not_finite_has_tags_of_both(home: Pat
     assert [value for _, value, _ in found["metrics"]["loss"]] == [1.0, 1.7976931348623157e308, "nan"]
     assert json.loads(found["tags"]["dpexp.nonfinite"]) == {"loss": {"nan": 1, "inf": 1, "first": 1}}
     assert json.loads(found["artifacts"]["record.json"])["steps"]["loss"] == [1.0, "inf", "nan"]
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["a/../../b", "💥" * 5000, "<script>alert(1)</script>\n\0\ud800"],
-    ids=ascii,
-)
-def test_a_foreign_name_is_fitted_to_what_the_store_and_the_disk_hold(
-    home: Path, uri: str, name: str, tmp_path: Path
-) -> None:
-    facts = {"experiment": name, "name": name, "parent": name, "error": {"type": name, "message": name}}
-    config = {"strategy": name, "../model": name, "a//b": "\0", "k" * 300: "v" * 7000}
-    environment = {"user": name, "argv": [name]}
-    data = {"name": name, "samples": 1}
-    journal = journals.complete(
-        tmp_path / "runs", "foreign", config=config, environment=environment, data=data, **facts
-    )
-    before = {path.name for path in home.iterdir()} | {"runs", "mlruns"}
-    synced(home, import_journal(journal, home / "runs") / JOURNAL)
-    run = only_run(uri, "foreign")
-    assert run.info.status == "FINISHED"
-    artifacts = artifact_folder(run)
-    assert artifacts.parent.parent.parent == home / "mlruns"
-    assert artifacts.resolve().is_relative_to(home / "mlruns")
-    assert all(path.name.startswith("mlflow.db") for path in home.iterdir() if path.name not in before)
-    heading, _, _ = run.data.tags["mlflow.note.content"].partition("\n")
-    assert "<script>alert" not in heading + (artifacts / "timeline.html").read_text()
 
 
 def test_a_figure_that_fails_is_reported_and_the_run_is_delivered(

@@ -138,21 +138,6 @@ def test_a_loss_that_writes_its_gradient_over_the_outputs() -> None:
     assert ended(loop(loss=loss, micro=2)) == {"error": "", "words": "", "steps": 3}
 
 
-class Named(torch.Tensor):
-    """A subclass, as of a framework."""
-
-
-def test_subclasses_of_tensors_are_cloned_as_they_are() -> None:
-    def batch(step: int, micro: int) -> Any:
-        inputs, labels = numbers(step, micro)
-        return inputs.as_subclass(Named), labels
-
-    trained(MLP(), mse, batch)
-    clones, tensor = Clones(), torch.ones(4).as_subclass(Named)
-    assert isinstance(clones.of(tensor), Named)
-    assert clones.of(tensor).data_ptr() != clones.of(tensor).data_ptr()
-
-
 def test_clones_in_the_threads_of_replicas() -> None:
     found = loop(normalized()[:-1], layout=lambda model: DataParallel(model, devices.virtual(3)), micro=2)
     assert ended(found)["error"] == ""

@@ -234,16 +234,6 @@ def two_optimizers_clipped_together() -> Any:
 
 
 @right()
-def two_optimizers_clipped_in_turn() -> Any:
-    def step(optimizers: list[Any]) -> None:
-        for each in optimizers:
-            nn.utils.clip_grad_norm_(each.param_groups[0]["params"], 0.05)
-            each.step()
-
-    return in_two(MLP(), step)
-
-
-@right()
 def two_optimizers_clipped_between_their_steps() -> Any:
     def step(optimizers: list[Any]) -> None:
         optimizers[0].step()

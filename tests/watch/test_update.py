@@ -255,15 +255,6 @@ def test_parameter_without_gradient_stays() -> None:
     assert steps.expected().changed["1.weight"] == 0
 
 
-def test_step_of_a_scheduler_and_a_tensor_as_rate() -> None:
-    optimizer = optim.AdamW((module := model()).parameters(), lr=torch.tensor(0.1))
-    schedule = optim.lr_scheduler.LambdaLR(optimizer, lambda step: step / 10)
-    steps = Steps(optimizer, module)
-    for _ in range(3):
-        assert largest(steps.take(1)) == 0
-        schedule.step()
-
-
 def test_numbers_that_parameters_are_marked_with() -> None:
     steps = Steps(ReadsMarks((module := model()).parameters()), module)
     module[0].weight.rate = 0.5  # type: ignore[assignment]
@@ -355,16 +346,6 @@ def test_nothing_of_the_loop_changes() -> None:
     steps.expected()
     assert all(map(torch.equal, before, everything()))
     assert len(steps.optimizer.state) == len(steps.held)
-
-
-def test_state_in_a_narrower_type() -> None:
-    steps = Steps(optim.AdamW((module := model()).parameters()), module)
-    steps.take(1)
-    assert update.narrower_state(steps.optimizer, steps.held) == []
-    state = steps.optimizer.state[steps.held["0.bias"]]
-    state["exp_avg"] = state["exp_avg"].bfloat16()
-    found = update.narrower_state(steps.optimizer, steps.held)
-    assert found == ["'exp_avg' of '0.bias' is torch.bfloat16, the parameter torch.float32"]
 
 
 def test_state_that_begins_in_a_narrower_type() -> None:
