@@ -58,9 +58,9 @@ class StorageLog(CountingMode):  # type: ignore[no-untyped-call]
     def counted(self, func: Any, args: Any, kwargs: Any) -> Any:
         """The outputs of the operator, whose storages are followed from now on."""
         if self.is_updating and func is torch.ops.aten._local_scalar_dense.default:
-            return _ONE.get(
-                args[0].dtype, 1.0
-            )  # the optimizers of torch.optim read how many steps there were
+            return _READ.get(
+                args[0].dtype, 0.5
+            )  # optimizers read how many steps there were, or products of factors
         outputs = func(*args, **kwargs)
         in_backward = torch._C._current_graph_task_id() != -1 and not torch.is_grad_enabled()
         kind = "temporaries" if in_backward or self.is_updating else "activations"
@@ -136,7 +136,7 @@ class StorageLog(CountingMode):  # type: ignore[no-untyped-call]
         return Peak(most, dict(kinds), self.changes[at].module)
 
 
-_ONE = {torch.bool: True, torch.int32: 1, torch.int64: 1}
+_READ = {torch.bool: True, torch.int32: 1, torch.int64: 1}
 
 
 def _plain(tensor: torch.Tensor) -> Iterator[torch.Tensor]:

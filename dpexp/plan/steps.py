@@ -7,7 +7,7 @@ Steps(trainer, …)     a layout, on tensors with data or without
 from __future__ import annotations
 
 from collections import Counter
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -62,14 +62,17 @@ class Steps:
             update_together(keeper(member))
         self._log = StorageLog()
 
+    def kernels(self) -> AbstractContextManager[None]:
+        """Inside, what the devices would compute with."""
+        return accelerator_kernels() if self._is_accelerator else nullcontext()
+
     def take(self, batch: Batch) -> Needed:
         """Two optimizer steps with this batch, and what the second needed.
 
         In the first, optimizers make their state, and DTensor learns the shapes of operators by calling them.
         """
         log, trace = self._log, ModuleTrace(self._log)
-        kernels = accelerator_kernels() if self._is_accelerator else nullcontext()
-        with log, kernels, module_calls(self._placed.module, trace.entered, trace.left):
+        with log, self.kernels(), module_calls(self._placed.module, trace.entered, trace.left):
             log.label("parameters", [*self._placed.module.parameters(), *self._placed.module.buffers()])
             log.label("inputs", (batch.inputs, batch.targets))
             self._update(batch)
