@@ -10,9 +10,11 @@ Their operators have rules for tensors without data, so a plan on a CPU runs the
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
@@ -98,6 +100,18 @@ def accelerator_kernels() -> Iterator[None]:
             yield
     finally:
         autograd._engine_run_backward = run
+
+
+@contextmanager
+def unpacked_rows() -> Iterator[None]:
+    """Inside, Transformers takes a row for one sequence, as it does where its positions show that.
+
+    It cannot read those of tensors without data, and would give attention a mask that others do not need.
+    """
+    masks: Any = sys.modules.get("transformers.masking_utils")
+    name = "find_packed_sequence_indices"
+    with patch.object(masks, name, lambda positions: None) if hasattr(masks, name) else nullcontext():
+        yield
 
 
 class _Kernels(TorchFunctionMode):

@@ -7,7 +7,8 @@ Steps(trainer, …)     a layout, on tensors with data or without
 from __future__ import annotations
 
 from collections import Counter
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,7 +19,7 @@ from dpexp.data.batch import Batch
 from dpexp.engine.prepared import Prepared
 from dpexp.measurement.collectives import CountCollectives
 from dpexp.measurement.step_profile import CountFlops
-from dpexp.plan.kernels import accelerator_kernels, update_together
+from dpexp.plan.kernels import accelerator_kernels, unpacked_rows, update_together
 from dpexp.plan.memory import ModuleTrace, Peak, StorageLog
 from dpexp.strategies.module_calls import module_calls
 from dpexp.strategies.placed import Placed, StepObserver
@@ -62,9 +63,11 @@ class Steps:
             update_together(keeper(member))
         self._log = StorageLog()
 
-    def kernels(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def kernels(self) -> Iterator[None]:
         """Inside, what the devices would compute with."""
-        return accelerator_kernels() if self._is_accelerator else nullcontext()
+        with unpacked_rows(), accelerator_kernels() if self._is_accelerator else nullcontext():
+            yield
 
     def take(self, batch: Batch) -> Needed:
         """Two optimizer steps with this batch, and what the second needed.
