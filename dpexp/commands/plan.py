@@ -24,7 +24,7 @@ from dpexp.record.journal import PLAN_STRATEGY, new_run_id, now
 from dpexp.record.record import Row
 from dpexp.record.runs import begin
 from dpexp.report import terminal
-from dpexp.report.plan import advice, plan_sections
+from dpexp.report.plan import plan_sections
 from dpexp.tracking.sync import sync
 
 app = make_app("Plan layouts on devices that nobody has yet, on tensors without data.")
@@ -101,9 +101,7 @@ def plan(
         if as_json:
             say(json.dumps(found, indent=1))
         else:
-            show_report(
-                terminal.terminal_text(plan_sections(found, config, advice(found)), piped=terminal.WIDE)
-            )
+            show_report(terminal.terminal_text(plan_sections(found, config), piped=terminal.WIDE))
         if track:
             raise typer.Exit(_tracked(config, found))
 

@@ -10,6 +10,7 @@ import gc
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -26,6 +27,8 @@ from dpexp.strategies.modules import EmbeddingTable
 
 MORE = 8
 """At most so many times the devices are tried where a layout does not fit."""
+_PLANS, _MOST = 12, 2**30
+"""At most so many plans look for the most rows, which are fewer than that."""
 RESERVED = 0.85
 """PyTorch reserves 10 to 20% more than it allocates: above this share of the memory a plan says so."""
 
@@ -40,7 +43,8 @@ def row_of(text: str, config: RunConfig, objects: Mapping[str, Any], devices: De
     try:
         with laid_out(config, objects, count) as layout:
             row = _row(layout, hardware)
-            row["most_rows"] = most_rows(_Peaks(layout), row["rows"], hardware.memory)
+            with suppress(Exception):  # of any kind: batches of lists have one number of rows, say
+                row["most_rows"] = most_rows(_Peaks(layout), row["rows"], hardware.memory)
             parts, rows = layout.parts, layout.rows
         if not row["fits"]:
             row["why"] = _too_much(row, config, objects, devices, parts, rows)
@@ -146,29 +150,25 @@ class _Peaks:
 def most_rows(peak_of: Callable[[int], int], rows: int, memory: int) -> int:
     """The largest number of rows per device whose peak is at most the memory; 0 where one is too much.
 
-    The line through two plans says where to look, and a third plan confirms it; where the peak is no line in
-    the rows, as below a number for which the optimizer decides, further plans follow.
+    The line through two plans says where to look, and a third and fourth confirm it: one fits, and with a row
+    more it does not. Where the peak is no line in the rows, as below a number for which the optimizer
+    decides, further plans follow.
     """
     known = {rows: peak_of(rows)}
     other = 4 * rows if known[rows] <= memory else max(1, rows // 4)
-    known.setdefault(other, peak_of(other) if other not in known else 0)
-    for _ in range(8):
-        fitting = [each for each in known if known[each] <= memory]
-        others = [each for each in known if known[each] > memory]
-        low, high = max(fitting, default=0), min(others, default=None)
-        if high == 1 or high == low + 1:
+    for _ in range(_PLANS):
+        if other in known:
             break
-        a, b = sorted(known, key=lambda each: abs(known[each] - memory))[:2]
+        known[other] = peak_of(other)
+        fitting = sorted(each for each in known if known[each] <= memory)
+        others = sorted(each for each in known if known[each] > memory)
+        low, high = fitting[-1] if fitting else 0, others[0] if others else _MOST
+        if high == low + 1:
+            break
+        a, b = others[:2] if len(others) > 1 else (low, high) if fitting and others else fitting[-2:]
         slope = (known[b] - known[a]) / (b - a)
-        if slope <= 0:
-            break
-        wanted = math.floor(a + (memory - known[a]) / slope)
-        bounded = min(max(wanted, 1), (high or math.inf) - 1)
-        if bounded in known:
-            if bounded == low and wanted <= low:
-                break
-            bounded = (low + high) // 2 if high else 2 * low
-        known[int(bounded)] = peak_of(int(bounded))
+        wanted = math.floor(a + (memory - known[a]) / slope) if slope > 0 else 16 * low
+        other = min(max(wanted, low + 1), high - 1)
     return max((each for each in known if known[each] <= memory), default=0)
 
 
@@ -197,7 +197,7 @@ def _too_much(
 def _remedies(
     row: Row, config: RunConfig, count: int, parts: int, rows: int
 ) -> Iterator[tuple[str, RunConfig, int]]:
-    for most in range(row["most_rows"], 0, -1):
+    for most in range(row["most_rows"] or 0, 0, -1):
         batches = -(-rows // (most * parts))
         fewer = replace(config, batch_size=most * parts, accumulate=config.accumulate * batches)
         yield f"--batch-size {most * parts} --accumulate {fewer.accumulate}", fewer, count

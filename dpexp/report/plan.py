@@ -14,23 +14,23 @@ COLUMNS = (
 )
 _OTHER = ("gathered", "inputs", "temporaries")
 NOTE = (
-    "of a device in a step: bytes allocated at the peak, of which PyTorch reserves 10 to 20% more; «at least» "
-    "is a bound by FLOPs and bytes sent, not a forecast"
+    "of a device in a step: bytes allocated at the peak, and PyTorch reserves 10 to 20% more; «at least» is a "
+    "bound by FLOPs and bytes sent, not a forecast"
 )
 
 
-def plan_sections(rows: Sequence[Row], config: Mapping[str, Any], advice: str) -> list[Section]:
+def plan_sections(rows: Sequence[Row], config: Mapping[str, Any]) -> list[Section]:
     """A table of the layouts, and the advice with the reasons of those that do not fit."""
     reasons = [f"{row['layout']}: {row['why']}" for row in rows if row["why"]]
     shown = [config["devices"], f"{units.size(config['memory'])} each", config["optimizer"], config["dtype"]]
     table = Table(COLUMNS, tuple(map(_cells, rows)))
     return [
         Section(f"Plan for {', '.join(shown)}", (NOTE,), table=table),
-        Section("Advice", (advice, *reasons)),
+        Section("Advice", (advice(rows), *reasons)),
     ]
 
 
-def advice(rows: list[Row]) -> str:
+def advice(rows: Sequence[Row]) -> str:
     """Which layouts fit, the quickest bound first; and what to do where none does."""
     fitting = [row for row in rows if row["fits"]]
     if fitting:
@@ -50,7 +50,8 @@ def _cells(row: Row) -> tuple[str, ...]:
         return (row["layout"], *["-"] * (len(COLUMNS) - 2), "not planned")
     kinds, bound = row["bytes"], row["bound_s"]
     sizes = [kinds[name] for name in COLUMNS[3:7]] + [sum(kinds[name] for name in _OTHER)]
-    fits = f"yes, to {row['most_rows']:,} rows" if row["fits"] else "no"
+    most = f", to {row['most_rows']:,} rows" if row["most_rows"] else ""
+    fits = f"yes{most}" if row["fits"] else "no"
     return (
         row["layout"],
         f"{row['rows']:,}",

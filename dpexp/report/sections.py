@@ -16,6 +16,7 @@ from dpexp.record.view import CATEGORIES, RecordView
 from dpexp.report import layout, style, units, verification
 from dpexp.report.commands import next_commands
 from dpexp.report.findings import findings_of
+from dpexp.report.plan import plan_sections
 from dpexp.report.section import Bar, Section, Table, short_section
 
 EXECUTIONS = {
@@ -33,6 +34,8 @@ def sections(view: RecordView, *, full: bool = False) -> list[Section]:
 
     A short report has the first finding, no memory, and few lines of shapes and of the device map.
     """
+    if view.record.plan:
+        return plan_sections(view.record.plan, view.record.config)
     record, findings = view.record, findings_of(view)
     shapes, device_map = shapes_section(view), device_map_section(view)
     parts = [
