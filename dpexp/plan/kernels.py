@@ -10,9 +10,11 @@ Their operators have rules for tensors without data, so a plan on a CPU runs the
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
@@ -100,6 +102,18 @@ def accelerator_kernels() -> Iterator[None]:
         autograd._engine_run_backward = run
 
 
+@contextmanager
+def unpacked_rows() -> Iterator[None]:
+    """Inside, Transformers takes a row for one sequence, as it does where its positions show that.
+
+    It cannot read those of tensors without data, and would give attention a mask that others do not need.
+    """
+    masks: Any = sys.modules.get("transformers.masking_utils")
+    name = "find_packed_sequence_indices"
+    with patch.object(masks, name, lambda positions: None) if hasattr(masks, name) else nullcontext():
+        yield
+
+
 class _Kernels(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs, name = kwargs or {}, getattr(func, "__name__", "")
@@ -149,15 +163,18 @@ def _attention(
         query, key, value = (each.to(torch.get_autocast_dtype("cpu")) for each in (query, key, value))
     aten: Any = torch.ops.aten
     outputs: torch.Tensor
-    has_heads = query.dim() == 4 and query.shape[-1] == value.shape[-1] and query.shape[-1] <= 256
-    if has_heads and query.dtype in (torch.float16, torch.bfloat16) and attn_mask is None:
+    has_heads = query.dim() == 4
+    is_small = query.shape[-1] == value.shape[-1] <= 256
+    if has_heads and is_small and query.dtype in (torch.float16, torch.bfloat16) and attn_mask is None:
         flash = aten._scaled_dot_product_flash_attention
         outputs = flash(query, key, value, dropout_p, is_causal, False, scale=scale)[0]
         return outputs
     is_plain = has_heads and key.shape[1] == query.shape[1] and query.dtype != torch.float64
     if not is_plain or _requires_grad(attn_mask):
         options: dict[str, Any] = {"scale": scale, "enable_gqa": enable_gqa}
-        return _ATTENTION(query, key, value, attn_mask, dropout_p, is_causal, **options)
+        plain = aten._scaled_dot_product_attention_math
+        outputs = plain(query, key, value, attn_mask, dropout_p, is_causal, None, **options)[0]
+        return outputs
     if attn_mask is not None:
         bias = attn_mask if attn_mask.dtype != torch.bool else attn_mask.to(query.dtype)
         attn_mask = bias.expand(*query.shape[:-1], key.shape[-2])
@@ -167,8 +184,23 @@ def _attention(
     return outputs
 
 
+def _grouped_mm(rows: torch.Tensor, weights: torch.Tensor, **options: Any) -> torch.Tensor:
+    """Each group of rows by its weight: as all rows by one weight, where the operator has no rule."""
+    if rows.dtype == torch.bfloat16 or (rows.dim(), weights.dim()) != (2, 3):
+        return _GROUPED_MM(rows, weights, **options)
+    with torch.autocast("cpu", enabled=False):
+        return rows @ weights[0]
+
+
+_GROUPED_MM = torch._grouped_mm
 _ATTENTION = F.scaled_dot_product_attention
-_KERNELS: dict[Any, Any] = {_ATTENTION: _attention, F.dropout: _dropout, torch.dropout: _dropout}
+_KERNELS: dict[Any, Any] = {
+    _ATTENTION: _attention,
+    F.dropout: _dropout,
+    torch.dropout: _dropout,
+    F.grouped_mm: _grouped_mm,
+    _GROUPED_MM: _grouped_mm,
+}
 
 
 def _requires_grad(tensor: torch.Tensor | None) -> bool:

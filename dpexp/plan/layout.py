@@ -13,8 +13,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import nn
@@ -36,7 +36,6 @@ from dpexp.engine.prepared import Prepared
 from dpexp.engine.run_globals import run_globals
 from dpexp.measurement.observe import device_map, observe
 from dpexp.models import registry as models
-from dpexp.plan.memory import replaced
 from dpexp.plan.steps import Needed, Steps
 from dpexp.record.record import Record
 from dpexp.record.view import RecordView
@@ -53,6 +52,7 @@ class LaidOut:
     placed: Placed
     steps: Steps
     mode: FakeTensorMode
+    first: Batch
     rows: int
     devices: int
 
@@ -62,13 +62,9 @@ class LaidOut:
 
     def batch(self, rows: int) -> Batch:
         """The rows of this process of a global batch of so many, like those of the data."""
-        first = self._first.changed(self.mode.from_tensor)
+        first = self.first.changed(self.mode.from_tensor)
         own = len(split(rows, self.prepared.group.dp_size)[0])
         return replace(first if own == first.rows else first.emptied(own), global_rows=rows)
-
-    @cached_property
-    def _first(self) -> Batch:
-        return next(self.prepared.batches(0))
 
     @property
     def parts(self) -> int:
@@ -87,7 +83,8 @@ class LaidOut:
     def copied_bytes(self) -> dict[str, Counter[str]]:
         """By device, what it sends others of this process in a step, as the traffic of a run counts it."""
         strategy, batch = self.prepared.strategy, self.batch(self.rows)
-        rows = observe(self.placed, [batch], self.steps.loss, gradients=strategy.trains)
+        with self.steps.kernels():
+            rows = observe(self.placed, [batch], self.steps.loss, gradients=strategy.trains)
         used = {"used": [*map(str, self.placed.devices)], "output": str(self.placed.output_device)}
         config = {"eval": not strategy.trains, **vars(strategy.options)}
         record = Record(
@@ -122,11 +119,12 @@ def laid_out(
     with ExitStack() as stack:
         stack.enter_context(run_globals(config))
         # else a recurrent layer is an operator of oneDNN, which alone knows what it keeps for backward
-        stack.enter_context(replaced(torch.backends.mkldnn, "enabled", False))
+        stack.enter_context(torch.backends.mkldnn.flags(enabled=False))
         group = None
         if has_ranks and isinstance(options, RankOptions):
             group = stack.enter_context(absent_ranks(options.mesh_of(count)))
         prepared = prepare(config, objects, one_batch=False, planned=True, group=group, build=_without_data)
+        first = next(prepared.batches(0))  # outside the mode, where random numbers have no state
         model = model_without_data(prepared.model, mode)
         rows = prepared.batch_size if asked.batch_size == BATCH_SIZE else asked.batch_size
         if group is not None:
@@ -134,7 +132,7 @@ def laid_out(
             placed = placed_without_data(prepared, model, [devices.HOST], mode)
             stack.enter_context(mode)
             # FakeTensorMode looks like a compiler to functional collectives, which then wait at once
-            stack.enter_context(replaced(_functional_collectives, "_are_we_tracing", lambda: False))
+            stack.enter_context(patch.object(_functional_collectives, "_are_we_tracing", lambda: False))
         else:
             emulation = Emulation(prepared, prepared.selection.used)
             stack.enter_context(mode)
@@ -143,7 +141,7 @@ def laid_out(
             placed = emulation.place(model)
         stack.enter_context(without_the_log_of_failures())
         steps = Steps(prepared, placed, is_accelerator)
-        yield LaidOut(prepared, placed, steps, mode, rows, count if has_ranks else used)
+        yield LaidOut(prepared, placed, steps, mode, first, rows, count if has_ranks else used)
 
 
 def _without_data(factory: Factory, features: Features | None) -> nn.Module:

@@ -13,10 +13,11 @@ import sys
 import weakref
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import torch
 
@@ -60,9 +61,7 @@ class StorageLog(CountingMode):  # type: ignore[no-untyped-call]
     def counted(self, func: Any, args: Any, kwargs: Any) -> Any:
         """The outputs of the operator, whose storages are followed from now on."""
         if self.is_updating and func is torch.ops.aten._local_scalar_dense.default:
-            return _ONE.get(
-                args[0].dtype, 1.0
-            )  # the optimizers of torch.optim read how many steps there were
+            return _READ.get(args[0].dtype, 0.5)
         outputs = func(*args, **kwargs)
         if self.is_paused:
             return outputs
@@ -114,10 +113,10 @@ class StorageLog(CountingMode):  # type: ignore[no-untyped-call]
             return found
 
         self._patches = ExitStack()
-        self._patches.enter_context(replaced(torch.UntypedStorage, "resize_", resized))
+        self._patches.enter_context(patch.object(torch.UntypedStorage, "resize_", resized))
         if dtensor := sys.modules.get("torch.distributed.tensor._sharding_prop"):
             # around calls of an operator on full tensors without data, by which DTensor learns its shapes
-            lock = replaced(dtensor.ShardingPropagator, "_fake_mode_lock", _Paused(self))
+            lock = patch.object(dtensor.ShardingPropagator, "_fake_mode_lock", _Paused(self), create=True)
             self._patches.enter_context(lock)
         return super().__enter__()  # type: ignore[no-any-return, no-untyped-call]
 
@@ -157,18 +156,8 @@ class _Paused:
         self._log.is_paused = False
 
 
-@contextmanager
-def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Inside, the attribute has this value."""
-    before = getattr(owner, name, None)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        setattr(owner, name, before)
-
-
-_ONE = {torch.bool: True, torch.int32: 1, torch.int64: 1}
+_READ = {torch.bool: True, torch.int32: 1, torch.int64: 1}
+"""What an optimizer reads, by type, and of floats 0.5: how many steps there were, or a product of factors."""
 
 
 def _plain(tensor: torch.Tensor) -> Iterator[torch.Tensor]:

@@ -7,7 +7,8 @@ Steps(trainer, …)     a layout, on tensors with data or without
 from __future__ import annotations
 
 from collections import Counter
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,7 +19,7 @@ from dpexp.data.batch import Batch
 from dpexp.engine.prepared import Prepared
 from dpexp.measurement.collectives import CountCollectives
 from dpexp.measurement.step_profile import CountFlops
-from dpexp.plan.kernels import accelerator_kernels, update_together
+from dpexp.plan.kernels import accelerator_kernels, unpacked_rows, update_together
 from dpexp.plan.memory import ModuleTrace, Peak, StorageLog
 from dpexp.strategies.module_calls import module_calls
 from dpexp.strategies.placed import Placed, StepObserver
@@ -62,14 +63,19 @@ class Steps:
             update_together(keeper(member))
         self._log = StorageLog()
 
+    @contextmanager
+    def kernels(self) -> Iterator[None]:
+        """Inside, what the devices would compute with."""
+        with unpacked_rows(), accelerator_kernels() if self._is_accelerator else nullcontext():
+            yield
+
     def take(self, batch: Batch) -> Needed:
         """Two optimizer steps with this batch, and what the second needed.
 
         In the first, optimizers make their state, and DTensor learns the shapes of operators by calling them.
         """
         log, trace = self._log, ModuleTrace(self._log)
-        kernels = accelerator_kernels() if self._is_accelerator else nullcontext()
-        with log, kernels, module_calls(self._placed.module, trace.entered, trace.left):
+        with log, self.kernels(), module_calls(self._placed.module, trace.entered, trace.left):
             log.label("parameters", [*self._placed.module.parameters(), *self._placed.module.buffers()])
             log.label("inputs", (batch.inputs, batch.targets))
             self._update(batch)

@@ -14,8 +14,8 @@ COLUMNS = (
 )
 _OTHER = ("gathered", "inputs", "temporaries")
 NOTE = (
-    "of a device in a step: bytes allocated at the peak, and PyTorch reserves 10 to 20% more; «at least» is a "
-    "bound by FLOPs and bytes sent, not a forecast"
+    "of a device in a step: bytes allocated at the peak, and PyTorch reserves 10 to 20% more; «at least» is "
+    "a bound by FLOPs and bytes sent, not a forecast"
 )
 
 

@@ -29,7 +29,6 @@ from dpexp.engine.run_globals import run_globals
 from dpexp.models.embeddings import DLRM
 from dpexp.models.sequences import Transformer
 from dpexp.plan.layout import laid_out, placed_without_data
-from dpexp.plan.memory import replaced
 from dpexp.plan.steps import Needed, Steps
 from dpexp.timing import Timer
 
@@ -190,7 +189,7 @@ def over_ranks(group: ProcessGroup, text: str) -> Figures:
 
 def _without_workspaces() -> Any:
     """Outside, an LSTM is an operator of oneDNN, which alone knows what it keeps for backward."""
-    return replaced(torch.backends.mkldnn, "enabled", False)
+    return torch.backends.mkldnn.flags(enabled=False)
 
 
 @contextmanager
