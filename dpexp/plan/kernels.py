@@ -103,6 +103,16 @@ def accelerator_kernels() -> Iterator[None]:
 
 
 @contextmanager
+def without_onednn() -> Iterator[None]:
+    """Inside, LSTMs consist of operators of PyTorch; oneDNN hides what it keeps for backward."""
+    before, torch.backends.mkldnn.enabled = torch.backends.mkldnn.enabled, False
+    try:
+        yield
+    finally:
+        torch.backends.mkldnn.enabled = before
+
+
+@contextmanager
 def unpacked_rows() -> Iterator[None]:
     """Inside, Transformers takes a row for one sequence, as it does where its positions show that.
 

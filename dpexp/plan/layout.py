@@ -36,6 +36,7 @@ from dpexp.engine.prepared import Prepared
 from dpexp.engine.run_globals import run_globals
 from dpexp.measurement.observe import device_map, observe
 from dpexp.models import registry as models
+from dpexp.plan.kernels import without_onednn
 from dpexp.plan.steps import Needed, Steps
 from dpexp.record.record import Record
 from dpexp.record.view import RecordView
@@ -118,8 +119,7 @@ def laid_out(
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     with ExitStack() as stack:
         stack.enter_context(run_globals(config))
-        # else a recurrent layer is an operator of oneDNN, which alone knows what it keeps for backward
-        stack.enter_context(torch.backends.mkldnn.flags(enabled=False))
+        stack.enter_context(without_onednn())
         group = None
         if has_ranks and isinstance(options, RankOptions):
             group = stack.enter_context(absent_ranks(options.mesh_of(count)))

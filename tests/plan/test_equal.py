@@ -28,6 +28,7 @@ from dpexp.engine.prepare import prepare
 from dpexp.engine.run_globals import run_globals
 from dpexp.models.embeddings import DLRM
 from dpexp.models.sequences import Transformer
+from dpexp.plan.kernels import without_onednn
 from dpexp.plan.layout import laid_out, placed_without_data
 from dpexp.plan.steps import Needed, Steps
 from dpexp.timing import Timer
@@ -154,7 +155,7 @@ def figures(needed: Needed) -> Figures:
 
 
 def with_data(config: RunConfig, group: ProcessGroup | None = None) -> Figures:
-    with run_globals(config), _without_workspaces():
+    with run_globals(config), without_onednn():
         prepared = prepare(config, one_batch=False, group=group)
         placed = prepared.strategy.lay_out(prepared.model, prepared.selection.used, Timer())
         batch = next(prepared.local_batches(0)).copied()  # a part of a batch on a host keeps all of it
@@ -167,7 +168,7 @@ def with_data(config: RunConfig, group: ProcessGroup | None = None) -> Figures:
 def without_data(config: RunConfig) -> Figures:
     """Of one process whose devices share the host's memory, as those that a run emulates do."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-    with run_globals(config), _without_workspaces():
+    with run_globals(config), without_onednn():
         prepared = prepare(config, one_batch=False)
         model = model_without_data(prepared.model, mode)
         placed = placed_without_data(prepared, model, prepared.selection.used, mode)
@@ -185,11 +186,6 @@ def over_ranks(group: ProcessGroup, text: str) -> Figures:
     config = config_of(*json.loads(text))
     with _without_copies_of_gloo():
         return with_data(config, along_mesh(group, config))
-
-
-def _without_workspaces() -> Any:
-    """Outside, an LSTM is an operator of oneDNN, which alone knows what it keeps for backward."""
-    return torch.backends.mkldnn.flags(enabled=False)
 
 
 @contextmanager
