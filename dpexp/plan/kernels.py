@@ -105,11 +105,12 @@ def accelerator_kernels() -> Iterator[None]:
 @contextmanager
 def without_onednn() -> Iterator[None]:
     """Inside, LSTMs consist of operators of PyTorch; oneDNN hides what it keeps for backward."""
-    before, torch.backends.mkldnn.enabled = torch.backends.mkldnn.enabled, False
+    onednn: Any = torch.backends.mkldnn
+    before, onednn.enabled = onednn.enabled, False
     try:
         yield
     finally:
-        torch.backends.mkldnn.enabled = before
+        onednn.enabled = before
 
 
 @contextmanager
