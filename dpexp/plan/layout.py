@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -53,6 +52,7 @@ class LaidOut:
     placed: Placed
     steps: Steps
     mode: FakeTensorMode
+    first: Batch
     rows: int
     devices: int
 
@@ -62,13 +62,9 @@ class LaidOut:
 
     def batch(self, rows: int) -> Batch:
         """The rows of this process of a global batch of so many, like those of the data."""
-        first = self._first.changed(self.mode.from_tensor)
+        first = self.first.changed(self.mode.from_tensor)
         own = len(split(rows, self.prepared.group.dp_size)[0])
         return replace(first if own == first.rows else first.emptied(own), global_rows=rows)
-
-    @cached_property
-    def _first(self) -> Batch:
-        return next(self.prepared.batches(0))
 
     @property
     def parts(self) -> int:
@@ -127,6 +123,7 @@ def laid_out(
         if has_ranks and isinstance(options, RankOptions):
             group = stack.enter_context(absent_ranks(options.mesh_of(count)))
         prepared = prepare(config, objects, one_batch=False, planned=True, group=group, build=_without_data)
+        first = next(prepared.batches(0))  # of the user's data, which have numbers
         model = model_without_data(prepared.model, mode)
         rows = prepared.batch_size if asked.batch_size == BATCH_SIZE else asked.batch_size
         if group is not None:
@@ -143,7 +140,7 @@ def laid_out(
             placed = emulation.place(model)
         stack.enter_context(without_the_log_of_failures())
         steps = Steps(prepared, placed, is_accelerator)
-        yield LaidOut(prepared, placed, steps, mode, rows, count if has_ranks else used)
+        yield LaidOut(prepared, placed, steps, mode, first, rows, count if has_ranks else used)
 
 
 def _without_data(factory: Factory, features: Features | None) -> nn.Module:

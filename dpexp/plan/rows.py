@@ -147,12 +147,12 @@ class _Peaks:
         return max(peaks[name].bytes for name in self._layout.accelerators if name in peaks)
 
 
-def most_rows(peak_of: Callable[[int], int], rows: int, memory: int) -> int:
+def most_rows(peak_of: Callable[[int], int], rows: int, memory: int) -> int | None:
     """The largest number of rows per device whose peak is at most the memory; 0 where one is too much.
 
     The line through two plans says where to look, and a third and fourth confirm it: one fits, and with a row
     more it does not. Where the peak is no line in the rows, as below a number for which the optimizer
-    decides, further plans follow.
+    decides, further plans follow; the last that fits is then shown. None where a billion rows fit.
     """
     known = {rows: peak_of(rows)}
     other = 4 * rows if known[rows] <= memory else max(1, rows // 4)
@@ -169,6 +169,8 @@ def most_rows(peak_of: Callable[[int], int], rows: int, memory: int) -> int:
         slope = (known[b] - known[a]) / (b - a)
         wanted = math.floor(a + (memory - known[a]) / slope) if slope > 0 else 16 * low
         other = min(max(wanted, low + 1), high - 1)
+    if max(known.values()) <= memory:
+        return None
     return max((each for each in known if known[each] <= memory), default=0)
 
 
