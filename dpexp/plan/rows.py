@@ -199,12 +199,12 @@ def _too_much(
 def _remedies(
     row: Row, config: RunConfig, count: int, parts: int, rows: int
 ) -> Iterator[tuple[str, RunConfig, int]]:
-    for most in range(row["most_rows"] or 0, 0, -1):
+    most = row["most_rows"] or 0
+    while most:
         batches = -(-rows // (most * parts))
         fewer = replace(config, batch_size=most * parts, accumulate=config.accumulate * batches)
         yield f"--batch-size {most * parts} --accumulate {fewer.accumulate}", fewer, count
-        if most < row["most_rows"]:
-            break  # gradients that accumulate need memory, too: one row fewer, no more
+        most //= 2  # gradients that accumulate need memory, too
     one = replace(config, batch_size=rows)
     checkpoint, short = replace(one, checkpoint=True), replace(one, dtype="bfloat16")
     if not config.checkpoint:

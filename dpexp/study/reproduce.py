@@ -59,7 +59,9 @@ def config_of(record: Record) -> Row:
     if not record.config.get("strategy"):
         raise ConfigError(f"{record.name or record.run_id} cannot be repeated: its Record has no config")
     if record.strategy == PLAN_STRATEGY:
-        raise ConfigError(f"{record.run_id} is a plan, which nothing has run: plan again with scripts/plan.py")
+        raise ConfigError(
+            f"{record.run_id} is a plan, which nothing has run: plan again with scripts/plan.py"
+        )
     if record.is_watched:
         raise ConfigError(
             f"run {record.run_id} is a training loop that was watched, which dpexp cannot run: "
