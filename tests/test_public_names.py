@@ -12,6 +12,7 @@ PUBLIC = [
     "RunConfig",
     "STRATEGIES",
     "VerificationError",
+    "plan",
     "prove",
     "run",
     "watch",

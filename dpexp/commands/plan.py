@@ -25,6 +25,7 @@ from dpexp.record.record import Row
 from dpexp.record.runs import begin
 from dpexp.report import terminal
 from dpexp.report.plan import plan_sections
+from dpexp.tracking.store import StoreError
 from dpexp.tracking.sync import sync
 
 app = make_app("Plan layouts on devices that nobody has yet, on tensors without data.")
@@ -124,7 +125,11 @@ def _tracked(config: Row, rows: list[Row]) -> int:
     journal.set(status="finished", ended=now())
     journal.close()
     finish(journal.path)
-    results = list(sync(home(), [journal.folder]))
+    try:
+        results = list(sync(home(), [journal.folder]))
+    except StoreError as error:
+        say(f"{run_id}: not delivered: {error}; python scripts/runs.py sync delivers it", err=True)
+        return Exit.NOT_DELIVERED
     for result in results:
         say(f"{result.run_id}: {result.message}", err=True)
     return Exit.DONE if all(result.is_well for result in results) else Exit.NOT_DELIVERED

@@ -25,7 +25,7 @@ def plan(
     loss: Any = None,
     optimizer: Any = None,
     layouts: Sequence[str] = (),
-    devices: str = "1xH100",
+    devices: str | int = "1xH100",
     *,
     memory: str | float = "",
     flops: str | float | None = None,
@@ -52,9 +52,13 @@ def plan(
 
     Raises ConfigError for bad input, and where no layout can be planned.
     """
+    if isinstance(layouts, str) or not all(isinstance(text, str) for text in layouts):
+        raise ConfigError(f"layouts {layouts!r}: give a list of texts, as ['ddp', 'fsdp --checkpoint']")
+    if "strategy" in options:
+        raise ConfigError("strategy is not an option of a plan: give layouts, as layouts=['ddp']")
     texts, objects = texts_and_objects({"model": model, "data": data, "loss": loss, "optimizer": optimizer})
     shared = options | texts | live_names(objects)
-    found = devices_of(devices, memory, flops, link)
+    found = devices_of(str(devices), memory, flops, link)
     if World.of() is not None:
         raise ConfigError("a plan is one process, for ranks that are not there: start it without torchrun")
     configs = {text: config_of(text, shared) for text in layouts or USUAL}

@@ -147,12 +147,12 @@ class _Peaks:
         return max(peaks[name].bytes for name in self._layout.accelerators if name in peaks)
 
 
-def most_rows(peak_of: Callable[[int], int], rows: int, memory: int) -> int:
+def most_rows(peak_of: Callable[[int], int], rows: int, memory: int) -> int | None:
     """The largest number of rows per device whose peak is at most the memory; 0 where one is too much.
 
     The line through two plans says where to look, and a third and fourth confirm it: one fits, and with a row
     more it does not. Where the peak is no line in the rows, as below a number for which the optimizer
-    decides, further plans follow.
+    decides, further plans follow; the last that fits is then shown. None where a billion rows fit.
     """
     known = {rows: peak_of(rows)}
     other = 4 * rows if known[rows] <= memory else max(1, rows // 4)
@@ -169,6 +169,8 @@ def most_rows(peak_of: Callable[[int], int], rows: int, memory: int) -> int:
         slope = (known[b] - known[a]) / (b - a)
         wanted = math.floor(a + (memory - known[a]) / slope) if slope > 0 else 16 * low
         other = min(max(wanted, low + 1), high - 1)
+    if max(known.values()) <= memory:
+        return None
     return max((each for each in known if known[each] <= memory), default=0)
 
 
@@ -197,12 +199,12 @@ def _too_much(
 def _remedies(
     row: Row, config: RunConfig, count: int, parts: int, rows: int
 ) -> Iterator[tuple[str, RunConfig, int]]:
-    for most in range(row["most_rows"] or 0, 0, -1):
+    most = row["most_rows"] or 0
+    while most:
         batches = -(-rows // (most * parts))
         fewer = replace(config, batch_size=most * parts, accumulate=config.accumulate * batches)
         yield f"--batch-size {most * parts} --accumulate {fewer.accumulate}", fewer, count
-        if most < row["most_rows"]:
-            break  # gradients that accumulate need memory, too: one row fewer, no more
+        most //= 2  # gradients that accumulate need memory, too
     one = replace(config, batch_size=rows)
     checkpoint, short = replace(one, checkpoint=True), replace(one, dtype="bfloat16")
     if not config.checkpoint:

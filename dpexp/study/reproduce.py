@@ -23,6 +23,7 @@ from dpexp.config.printable import printable_line
 from dpexp.config.process import home
 from dpexp.config.run_config import RunConfig, known_options
 from dpexp.engine.references import file_hashes, references
+from dpexp.record.journal import PLAN_STRATEGY
 from dpexp.record.record import Record, Row
 from dpexp.report.commands import command_of
 from dpexp.report.section import Section, Table
@@ -57,6 +58,10 @@ def config_of(record: Record) -> Row:
     """
     if not record.config.get("strategy"):
         raise ConfigError(f"{record.name or record.run_id} cannot be repeated: its Record has no config")
+    if record.strategy == PLAN_STRATEGY:
+        raise ConfigError(
+            f"{record.run_id} is a plan, which nothing has run: plan again with scripts/plan.py"
+        )
     if record.is_watched:
         raise ConfigError(
             f"run {record.run_id} is a training loop that was watched, which dpexp cannot run: "

@@ -11,7 +11,7 @@ from helpers.command_lines import script
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
-from dpexp.commands import report, run, runs, sweep, ui
+from dpexp.commands import plan, report, run, runs, sweep, ui
 from dpexp.config.options import flag_name
 from dpexp.config.run_config import option_names
 from dpexp.config.strategy_options import STRATEGY_OPTIONS
@@ -44,7 +44,7 @@ def test_every_field_of_the_config_is_an_option(strategy: str) -> None:
 def commands() -> dict[str, TyperCommand]:
     """Every command by its name, such as ``runs list``."""
     found = {}
-    for module in (run, runs, sweep, report, ui):
+    for module in (run, runs, sweep, report, ui, plan):
         name, app = module.__name__.rpartition(".")[2], get_command(module.app)
         subcommands = app.commands if isinstance(app, TyperGroup) else {"": app}
         found |= {f"{name} {word}".strip(): sub for word, sub in subcommands.items()}
