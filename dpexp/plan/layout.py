@@ -97,7 +97,7 @@ class LaidOut:
         )
         sent: dict[str, Counter[str]] = {}
         for move in RecordView(record).moves:
-            sent.setdefault(move.source, Counter())[move.name] += move.bytes
+            sent.setdefault(move.source, Counter())[move.name] += move.bytes * self.prepared.accumulate
         return sent
 
 
