@@ -12,7 +12,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -115,14 +115,25 @@ class StorageLog(CountingMode):  # type: ignore[no-untyped-call]
         self._patches = ExitStack()
         self._patches.enter_context(patch.object(torch.UntypedStorage, "resize_", resized))
         if dtensor := sys.modules.get("torch.distributed.tensor._sharding_prop"):
-            # around calls of an operator on full tensors without data, by which DTensor learns its shapes
-            lock = patch.object(dtensor.ShardingPropagator, "_fake_mode_lock", _Paused(self), create=True)
-            self._patches.enter_context(lock)
+            owner, name = dtensor.ShardingPropagator, "_propagate_tensor_meta_non_cached"
+            self._patches.enter_context(patch.object(owner, name, self._unseen(getattr(owner, name))))
         return super().__enter__()  # type: ignore[no-any-return, no-untyped-call]
 
     def __exit__(self, *error: Any) -> None:
         self._patches.close()
         super().__exit__(*error)  # type: ignore[no-untyped-call]
+
+    def _unseen(self, learn: Callable[..., Any]) -> Callable[..., Any]:
+        """DTensor learns the shapes of an operator by a call on full tensors without data."""
+
+        def learn_unseen(*args: Any) -> Any:
+            self.is_paused = True
+            try:
+                return learn(*args)
+            finally:
+                self.is_paused = False
+
+        return learn_unseen
 
     @property
     def devices(self) -> list[str]:
@@ -141,19 +152,6 @@ class StorageLog(CountingMode):  # type: ignore[no-untyped-call]
             if self._devices[change.storage] == device:
                 kinds[self._kinds[change.storage]] += change.bytes
         return Peak(most, dict(kinds), self.changes[at].module)
-
-
-class _Paused:
-    """Inside, the log sees nothing."""
-
-    def __init__(self, log: StorageLog) -> None:
-        self._log = log
-
-    def __enter__(self) -> None:
-        self._log.is_paused = True
-
-    def __exit__(self, *error: object) -> None:
-        self._log.is_paused = False
 
 
 _READ = {torch.bool: True, torch.int32: 1, torch.int64: 1}

@@ -16,7 +16,7 @@ from typing import Any
 
 from dpexp.config.errors import ConfigError, describe, text_of
 from dpexp.config.run_config import RunConfig
-from dpexp.config.words import plural
+from dpexp.config.words import listed, plural
 from dpexp.devices import HOST, label
 from dpexp.plan.hardware import Hardware
 from dpexp.plan.layout import LaidOut, laid_out
@@ -183,7 +183,9 @@ def _too_much(
     """By how much it is too much, and the first thing that makes it fit, which a plan has shown."""
     count, hardware = devices
     excess = f"{(row['peak_bytes'] - hardware.memory) / 1e9:.3g} GB too much"
+    tried = list[str]()
     for remedy, changed, several in _remedies(row, config, count, parts, rows):
+        tried.append(remedy)
         try:
             with laid_out(changed, objects, several) as layout:
                 fits = _Peaks(layout)(-(-layout.rows // layout.parts)) <= hardware.memory
@@ -193,7 +195,7 @@ def _too_much(
             gc.collect()
         if fits:
             return f"{excess}; fits with {remedy}"
-    return f"{excess}; neither fewer rows nor --checkpoint, bfloat16 or {MORE} times the devices make it fit"
+    return f"{excess}; too much with {listed(tried)}, too" if tried else excess
 
 
 def _remedies(
@@ -206,17 +208,17 @@ def _remedies(
         yield f"--batch-size {most * parts} --accumulate {fewer.accumulate}", fewer, count
         most //= 2  # gradients that accumulate need memory, too
     one = replace(config, batch_size=rows)
-    checkpoint, short = replace(one, checkpoint=True), replace(one, dtype="bfloat16")
-    if not config.checkpoint:
-        yield "--checkpoint", checkpoint, count
-    if config.dtype == "float32":
-        yield "--dtype bfloat16", short, count
-    if not config.checkpoint and config.dtype == "float32":
-        yield "--checkpoint --dtype bfloat16", replace(checkpoint, dtype="bfloat16"), count
+    others = [("--dtype bfloat16", replace(one, dtype="bfloat16"))] if config.dtype == "float32" else []
+    if config.options.checkpoints and not (config.checkpoint or config.eval):
+        checkpoint = [
+            (f"--checkpoint {text}".strip(), replace(each, checkpoint=True)) for text, each in others
+        ]
+        others = [("--checkpoint", replace(one, checkpoint=True)), *others, *checkpoint]
+    yield from ((text, each, count) for text, each in others)
     if row["devices"] > 1 or config.options.launched_ranks is not None:
         times = 2
         while times <= MORE:
-            yield f"{plural(times * count, 'device')}", one, times * count
+            yield plural(times * count, "device"), one, times * count
             times *= 2
 
 
