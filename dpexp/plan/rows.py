@@ -24,6 +24,7 @@ from dpexp.plan.memory import KINDS
 from dpexp.plan.steps import Needed
 from dpexp.record.record import Row
 from dpexp.strategies.modules import EmbeddingTable
+from dpexp.strategies.registry import STRATEGIES
 
 MORE = 8
 """At most so many times the devices are tried where a layout does not fit."""
@@ -185,16 +186,16 @@ def _too_much(
     excess = f"{(row['peak_bytes'] - hardware.memory) / 1e9:.3g} GB too much"
     tried = list[str]()
     for remedy, changed, several in _remedies(row, config, count, parts, rows):
-        tried.append(remedy)
         try:
             with laid_out(changed, objects, several) as layout:
                 fits = _Peaks(layout)(-(-layout.rows // layout.parts)) <= hardware.memory
         except Exception:  # of any kind: it is no remedy then
-            fits = False
+            continue
         finally:
             gc.collect()
         if fits:
             return f"{excess}; fits with {remedy}"
+        tried.append(remedy)
     return f"{excess}; too much with {listed(tried)}, too" if tried else excess
 
 
@@ -215,7 +216,7 @@ def _remedies(
         ]
         others = [("--checkpoint", replace(one, checkpoint=True)), *others, *checkpoint]
     yield from ((text, each, count) for text, each in others)
-    if row["devices"] > 1 or config.options.launched_ranks is not None:
+    if STRATEGIES[config.strategy](config.options).has_ranks:
         times = 2
         while times <= MORE:
             yield plural(times * count, "device"), one, times * count
