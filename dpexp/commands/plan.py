@@ -12,8 +12,8 @@ import typer
 from dpexp.commands.app import DEBUG, Exit, exit_on_error, make_app, say, show_report
 from dpexp.commands.options import OUTPUT, check_environment, examples, with_shared_options
 from dpexp.config.errors import as_config_error
-from dpexp.config.process import home
-from dpexp.config.run_config import RunConfig, config_digest
+from dpexp.config.process import command, home
+from dpexp.config.run_config import config_digest
 from dpexp.engine.facts import environment
 from dpexp.engine.progress import importing_torch
 from dpexp.plan.hardware import HARDWARE, devices_of
@@ -29,7 +29,7 @@ from dpexp.tracking.store import StoreError
 from dpexp.tracking.sync import sync
 
 app = make_app("Plan layouts on devices that nobody has yet, on tensors without data.")
-SHARED = ("model", "data", "loss", "reduction", "lr", "seed", *OF_STEP)
+SHARED = ("model", "data", "loss", "reduction", "lr", "seed", "experiment", *OF_STEP)
 """The options of a run that a plan has for all layouts."""
 DEVICES = "Devices of the plan"
 
@@ -85,20 +85,8 @@ def plan(
     config |= {"memory": kind[1].memory, "flops": flops, "link": link}
     with exit_on_error():
         with as_config_error("the start of the plan"), redirect_stdout(sys.stderr), importing_torch():
-            shown = dict(given)
-            found = rows_of_plan(
-                shown.pop("model", ""),
-                shown.pop("data", "random"),
-                shown.pop("loss", None),
-                shown.pop("optimizer", None),
-                layouts or (),
-                devices,
-                memory=memory,
-                flops=flops,
-                link=link,
-                quiet=False,
-                **shown,
-            )
+            where: Row = {"devices": devices, "memory": memory, "flops": flops, "link": link}
+            found = rows_of_plan(layouts=layouts or (), quiet=False, **where, **given)
         if as_json:
             say(json.dumps(found, indent=1))
         else:
@@ -109,13 +97,12 @@ def plan(
 
 def _tracked(config: Row, rows: list[Row]) -> int:
     """Write the plan as a run, and deliver it; the exit code."""
-    experiment = RunConfig("single").experiment
     facts: Row = {
         "name": f"plan for {config['devices']}",
-        "experiment": experiment,
+        "experiment": config["experiment"],
         "strategy": PLAN_STRATEGY,
         "started": now(),
-        "config": config | {"track": True, "experiment": experiment},
+        "config": config | {"track": True},
         "config_digest": config_digest(config),
         "environment": environment(),
         "plan": rows,
@@ -128,7 +115,7 @@ def _tracked(config: Row, rows: list[Row]) -> int:
     try:
         results = list(sync(home(), [journal.folder]))
     except StoreError as error:
-        say(f"{run_id}: not delivered: {error}; python scripts/runs.py sync delivers it", err=True)
+        say(f"{run_id}: not delivered: {error}; {command('runs')} sync delivers it", err=True)
         return Exit.NOT_DELIVERED
     for result in results:
         say(f"{result.run_id}: {result.message}", err=True)
