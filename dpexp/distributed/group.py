@@ -56,7 +56,10 @@ class ProcessGroup:
 
     Along its ``mesh`` the ranks split the rows of a global batch into ``dp_size`` parts, of which this rank
     computes number ``dp_rank``. Values are exchanged in ``group``, on gloo; without one in the default group.
+    ``is_absent``: the other ranks are not there.
     """
+
+    is_absent = False
 
     def __init__(self, mesh: Mesh | None = None, group: Any = None) -> None:
         self.rank, self.size, self.mesh = 0, 1, mesh or Mesh.of_rows(1)
@@ -133,11 +136,6 @@ class ProcessGroup:
                 completed[key] = values.get(key, sent)
         return completed
 
-    @property
-    def is_absent(self) -> bool:
-        """Whether the other ranks are not there."""
-        return isinstance(self, AbsentRanks)
-
     def barrier(self) -> None:
         """Wait until every rank calls this."""
         if self.size > 1:
@@ -193,6 +191,8 @@ class ProcessGroup:
 
 class AbsentRanks(ProcessGroup):
     """Rank 0 of ranks that are not there: the value of every other rank is its own."""
+
+    is_absent = True
 
     def __init__(self, mesh: Mesh) -> None:
         super().__init__()

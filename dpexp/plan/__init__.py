@@ -1,6 +1,7 @@
 """Plan: whether a model fits, and in which layout, on devices that nobody has yet.
 
     public       the function ``dpexp.plan``
+    layout_text  a strategy with its options, as text
     rows         the row of each layout: memory, traffic, bound, the most rows that fit, what makes it fit
     layout       the model in its layout, on tensors without data, over ranks that are not there
     steps        two optimizer steps of it, followed

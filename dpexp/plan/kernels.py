@@ -23,61 +23,16 @@ from torch.overrides import TorchFunctionMode
 from dpexp import tensors
 from dpexp.devices import is_autocast_enabled
 
-_IN_FLOAT32 = frozenset(
-    [
-        "acos",
-        "asin",
-        "cosh",
-        "erfinv",
-        "exp",
-        "expm1",
-        "log",
-        "log10",
-        "log1p",
-        "log2",
-        "pow",
-        "__pow__",
-        "__rpow__",
-        "reciprocal",
-        "rsqrt",
-        "sinh",
-        "tan",
-        "cumprod",
-        "cumsum",
-        "dist",
-        "norm",
-        "prod",
-        "renorm",
-        "sum",
-        "softmax",
-        "log_softmax",
-        "softmin",
-        "softplus",
-        "layer_norm",
-        "group_norm",
-        "rms_norm",
-        "normalize",
-        "cosine_similarity",
-        "cdist",
-        "pdist",
-        "binary_cross_entropy_with_logits",
-        "cosine_embedding_loss",
-        "cross_entropy",
-        "nll_loss",
-        "kl_div",
-        "l1_loss",
-        "mse_loss",
-        "smooth_l1_loss",
-        "huber_loss",
-        "hinge_embedding_loss",
-        "margin_ranking_loss",
-        "multilabel_margin_loss",
-        "multi_margin_loss",
-        "poisson_nll_loss",
-        "soft_margin_loss",
-        "triplet_margin_loss",
-    ]
-)
+_IN_FLOAT32 = frozenset((
+    "acos", "asin", "cosh", "erfinv", "exp", "expm1", "log", "log10", "log1p", "log2", "pow",
+    "__pow__", "__rpow__", "reciprocal", "rsqrt", "sinh", "tan", "cumprod", "cumsum", "dist",
+    "norm", "prod", "renorm", "sum", "softmax", "log_softmax", "softmin", "softplus", "layer_norm",
+    "group_norm", "rms_norm", "normalize", "cosine_similarity", "cdist", "pdist",
+    "binary_cross_entropy_with_logits", "cosine_embedding_loss", "cross_entropy", "nll_loss",
+    "kl_div", "l1_loss", "mse_loss", "smooth_l1_loss", "huber_loss", "hinge_embedding_loss",
+    "margin_ranking_loss", "multilabel_margin_loss", "multi_margin_loss", "poisson_nll_loss",
+    "soft_margin_loss", "triplet_margin_loss",
+))  # fmt: skip
 """PyTorch's list of the functions that autocast computes in float32 on CUDA, by name."""
 
 
@@ -94,12 +49,8 @@ def accelerator_kernels() -> Iterator[None]:
         with mode:
             return run(*args, **options)
 
-    autograd._engine_run_backward = run_backward
-    try:
-        with mode:
-            yield
-    finally:
-        autograd._engine_run_backward = run
+    with patch.object(autograd, "_engine_run_backward", run_backward), mode:
+        yield
 
 
 @contextmanager
@@ -128,8 +79,9 @@ def unpacked_rows() -> Iterator[None]:
 class _Kernels(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs, name = kwargs or {}, getattr(func, "__name__", "")
-        if func is F.multi_head_attention_forward:
-            return _with_kernels(func, *args, **kwargs)
+        if func is F.multi_head_attention_forward:  # which calls others, without the mode
+            with patch.multiple(F, scaled_dot_product_attention=_attention, dropout=_dropout):
+                return func(*args, **kwargs)
         if name in _IN_FLOAT32 and is_autocast_enabled("cpu"):
             args, kwargs = tensors.cast((args, kwargs), torch.float32)
             with torch.autocast("cpu", enabled=False):
@@ -138,16 +90,6 @@ class _Kernels(TorchFunctionMode):
         if kernel is None or any(hasattr(each, "placements") for each in args):  # a DTensor
             return func(*args, **kwargs)
         return kernel(*args, **kwargs)
-
-
-def _with_kernels(func: Any, *args: Any, **kwargs: Any) -> Any:
-    """Call a function of ``torch.nn.functional`` that calls others there."""
-    before = F.scaled_dot_product_attention, F.dropout
-    F.scaled_dot_product_attention, F.dropout = _attention, _dropout
-    try:
-        return func(*args, **kwargs)
-    finally:
-        F.scaled_dot_product_attention, F.dropout = before
 
 
 def _dropout(
@@ -221,6 +163,5 @@ def _requires_grad(tensor: torch.Tensor | None) -> bool:
 def update_together(optimizer: torch.optim.Optimizer) -> None:
     """Let it choose as on an accelerator: all parameters together, unless it was told otherwise."""
     for group in optimizer.param_groups:
-        is_free = "foreach" in group and group["foreach"] is None and not group.get("fused")
-        if is_free and not any(each.grad is not None and each.grad.is_sparse for each in group["params"]):
+        if "foreach" in group and group["foreach"] is None and not group.get("fused"):
             group["foreach"] = True

@@ -37,6 +37,7 @@ from dpexp.engine.run_globals import run_globals
 from dpexp.measurement.observe import device_map, observe
 from dpexp.models import registry as models
 from dpexp.plan.kernels import without_onednn
+from dpexp.plan.memory import Peak
 from dpexp.plan.steps import Needed, Steps
 from dpexp.record.record import Record
 from dpexp.record.view import RecordView
@@ -60,6 +61,11 @@ class LaidOut:
     def take(self, rows: int | None = None) -> Needed:
         """Steps with a global batch of so many rows, by default ``rows``: see ``Steps.take``."""
         return self.steps.take(self.batch(self.rows if rows is None else rows))
+
+    def peak(self, needed: Needed) -> Peak:
+        """That of the accelerator which needs most."""
+        peaks = [needed.peaks[name] for name in self.accelerators if name in needed.peaks]
+        return max(peaks, key=lambda each: each.bytes)
 
     def batch(self, rows: int) -> Batch:
         """The rows of this process of a global batch of so many, like those of the data."""

@@ -1,7 +1,7 @@
 """Rows: what a plan says of each layout, from steps without data.
 
 row_of(text, …)      one layout: memory, traffic, FLOPs, bound, the most rows that fit
-advice(rows)         the layouts that fit, by their bound
+most_rows(…)         the most rows that fit, by plans of other numbers
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from dpexp.config.errors import ConfigError, describe, text_of
@@ -43,10 +44,10 @@ def row_of(text: str, config: RunConfig, objects: Mapping[str, Any], devices: De
     count, hardware = devices
     try:
         with laid_out(config, objects, count) as layout:
-            row = _row(layout, hardware)
+            row, parts, rows = _row(layout, hardware), layout.parts, layout.rows
             with suppress(Exception):  # of any kind: batches of lists have one number of rows, say
-                row["most_rows"] = most_rows(_Peaks(layout), row["rows"], hardware.memory)
-            parts, rows = layout.parts, layout.rows
+                peak_of = partial(_peak, layout)
+                row["most_rows"] = most_rows(peak_of, row["rows"], hardware.memory)
         if not row["fits"]:
             row["why"] = _too_much(row, config, objects, devices, parts, rows)
     except Exception as error:  # of any kind: of the model, of a layout, of an operator without a rule
@@ -76,8 +77,7 @@ def _reason(error: Exception) -> str:
 def _row(layout: LaidOut, hardware: Hardware) -> Row:
     """The row of what the layout's steps need; its device is the one that needs most."""
     needed = layout.take()
-    peaks = {name: needed.peaks[name] for name in layout.accelerators if name in needed.peaks}
-    peak = max(peaks.values(), key=lambda each: each.bytes)
+    peak = layout.peak(needed)
     sent = _sent(layout, needed)
     most_sent = max(sent.values(), key=Counter.total, default=Counter[str]())
     flops = {name: _of_device(needed, name) for name in layout.accelerators}
@@ -137,15 +137,9 @@ def _bound(
 # --- how many rows fit ---
 
 
-class _Peaks:
-    """The peak of a device for a number of rows per device, by a plan each."""
-
-    def __init__(self, layout: LaidOut) -> None:
-        self._layout = layout
-
-    def __call__(self, rows: int) -> int:
-        peaks = self._layout.take(rows * self._layout.parts).peaks
-        return max(peaks[name].bytes for name in self._layout.accelerators if name in peaks)
+def _peak(layout: LaidOut, rows: int) -> int:
+    """The bytes of a device for so many rows on each, by a plan."""
+    return layout.peak(layout.take(rows * layout.parts)).bytes
 
 
 def most_rows(peak_of: Callable[[int], int], rows: int, memory: int) -> int | None:
@@ -188,7 +182,7 @@ def _too_much(
     for remedy, changed, several in _remedies(row, config, count, parts, rows):
         try:
             with laid_out(changed, objects, several) as layout:
-                fits = _Peaks(layout)(-(-layout.rows // layout.parts)) <= hardware.memory
+                fits = layout.peak(layout.take()).bytes <= hardware.memory
         except Exception:  # of any kind: it is no remedy then
             continue
         finally:

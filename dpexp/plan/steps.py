@@ -1,7 +1,7 @@
 """Steps: the steps of a placed model, followed. They are those of a run; only who looks on is new.
 
-Steps(trainer, …)     a layout, on tensors with data or without
-.take(batch)          two optimizer steps, later one; returns what they needed
+Steps(prepared, placed)    a layout, on tensors with data or without
+.take(batch)               two optimizer steps; returns what the second needed
 """
 
 from __future__ import annotations
