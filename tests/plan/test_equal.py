@@ -6,10 +6,13 @@ Both are followed alike. Ranks are two real processes on one side, and absent on
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -30,6 +33,7 @@ from dpexp.models.embeddings import DLRM
 from dpexp.models.sequences import Transformer
 from dpexp.plan.kernels import without_onednn
 from dpexp.plan.layout import laid_out, placed_without_data
+from dpexp.plan.memory import StorageLog
 from dpexp.plan.steps import Needed, Steps
 from dpexp.timing import Timer
 
@@ -184,24 +188,42 @@ def over_absent_ranks(config: RunConfig) -> Figures:
 
 def over_ranks(group: ProcessGroup, text: str) -> Figures:
     config = config_of(*json.loads(text))
-    with _without_copies_of_gloo():
+    with _without_gloo():
         return with_data(config, along_mesh(group, config))
 
 
 @contextmanager
-def _without_copies_of_gloo() -> Iterator[None]:
-    """Gloo reduces and scatters by an all-reduce of a copy, which is not followed inside."""
+def _without_gloo() -> Iterator[None]:
+    """Gloo reduces and scatters by an all-reduce of a copy, which is not followed inside.
+
+    After a wait one of its threads may hold the tensors a little longer: they would be freed at any time.
+    """
     wait: Any = distributed.Work.wait
+    counted = StorageLog.counted
 
     def waited(*args: Any) -> Any:
         with _disable_current_modes():
-            return wait(*args)
+            found = wait(*args)
+        _until_gloo_sleeps()
+        return found
 
-    distributed.Work.wait = waited  # type: ignore[method-assign, assignment]
-    try:
+    def followed(*args: Any) -> Any:
+        _until_gloo_sleeps()
+        return counted(*args)
+
+    with patch.object(distributed.Work, "wait", waited), patch.object(StorageLog, "counted", followed):
         yield
-    finally:
-        distributed.Work.wait = wait  # type: ignore[method-assign]
+
+
+def _until_gloo_sleeps() -> None:
+    """Its threads that have let go of their tensors sleep, in wait for the next ones."""
+    while True:
+        states = [Path(each, "stat").read_text() for each in os.scandir("/proc/self/task")]
+        of_gloo = [each.rpartition(") ")[2][0] for each in states if "gloo" in each]
+        assert of_gloo
+        if set(of_gloo) == {"S"}:
+            return
+        os.sched_yield()
 
 
 # --- tests ---
