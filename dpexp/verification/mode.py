@@ -54,18 +54,24 @@ class Switch:
     """Puts modules of these names into eval mode, and others into the mode in which they were made."""
 
     def __init__(self, module: nn.Module, layers: frozenset[str] = frozenset()) -> None:
+        names = dict[nn.Module, list[str]]()
+        for part in parts(module):
+            if not wrapped_key(part.module):
+                names.setdefault(part.module, []).append(part.name)
         self._parts = [
-            (part.name, part.module, part.module.training, getattr(part.module, "dropout", None))
-            for part in parts(module)
-            if not wrapped_key(part.module)
+            (each, part, part.training, getattr(part, "dropout", None)) for part, each in names.items()
         ]
         self._replaced = layers
 
     def set(self, quiet: frozenset[str]) -> None:
-        """What a layout has made of a batch norm or a random layer has its mode as a whole."""
+        """What a layout has made of a batch norm or a random layer has its mode as a whole.
+
+        A module that stands in several places has the mode of each: nothing tells its calls apart.
+        """
         roots = tuple(f"{name}." for name in quiet & self._replaced)
-        for name, module, training, dropout in self._parts:
-            is_quiet = name in quiet or WHOLE_MODEL in quiet or name.startswith(roots or ("*",))
+        for names, module, training, dropout in self._parts:
+            is_quiet = not quiet.isdisjoint([WHOLE_MODEL, *names])
+            is_quiet |= any(name.startswith(roots) for name in names)
             is_recurrent = isinstance(module, nn.RNNBase)  # cuDNN has no backward in eval mode
             if is_recurrent:
                 module.dropout = 0.0 if is_quiet else dropout  # type: ignore[assignment]

@@ -131,3 +131,13 @@ class NormOfItsRows(Net):
 
     def forward(self, x):
         return self.third(self.act(self.second(self.act(self.norm(self.first(x))))))
+
+
+@right("whole")
+class NormInTwoPlaces(Net):
+    """One batch norm is part of two layers."""
+
+    def __init__(self):
+        super().__init__()
+        norm = nn.BatchNorm1d(8)
+        self.first, self.second = nn.Sequential(self.first, norm), nn.Sequential(self.second, norm)
