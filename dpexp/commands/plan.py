@@ -91,8 +91,10 @@ def plan(
             say(json.dumps(found, indent=1))
         else:
             show_report(terminal.terminal_text(plan_sections(found, config), piped=terminal.WIDE))
-        if track:
-            raise typer.Exit(_tracked(config, found))
+        if track and (code := _tracked(config, found)):
+            raise typer.Exit(code)
+        if all(row["fits"] is None for row in found):
+            raise typer.Exit(Exit.FAILED)
 
 
 def _tracked(config: Row, rows: list[Row]) -> int:

@@ -22,7 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed import _functional_collectives
 
 from dpexp import devices
-from dpexp.config.errors import ConfigError
+from dpexp.config.errors import ConfigError, text_of
 from dpexp.config.factories import Factory
 from dpexp.config.features import Features
 from dpexp.config.run_config import BATCH_SIZE, MAX_VIRTUAL, RunConfig
@@ -44,6 +44,10 @@ from dpexp.record.view import RecordView
 from dpexp.strategies.placed import Placed
 from dpexp.strategies.registry import STRATEGIES
 from dpexp.timing import Timer
+
+
+class InputError(ConfigError):
+    """What was asked for cannot be read or does not belong together, whatever becomes of the layout."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +117,7 @@ def laid_out(
 ) -> Iterator[LaidOut]:
     """The layout of a config on so many devices; ``config.devices`` is not used.
 
-    Raises ConfigError, and whatever model, layout and loss raise on tensors without data.
+    Raises InputError, and whatever model, layout and loss raise on tensors without data.
     """
     asked, config = config, replace(config, batch_size=BATCH_SIZE, steps=max(config.steps, config.accumulate))
     options, has_ranks = config.options, STRATEGIES[config.strategy](config.options).has_ranks
@@ -129,7 +133,12 @@ def laid_out(
         group = None
         if has_ranks and isinstance(options, RankOptions):
             group = stack.enter_context(absent_ranks(options.mesh_of(count)))
-        prepared = prepare(config, objects, one_batch=False, planned=True, group=group, build=_without_data)
+        try:
+            prepared = prepare(
+                config, objects, one_batch=False, planned=True, group=group, build=_without_data
+            )
+        except ConfigError as error:
+            raise InputError(text_of(error)) from error
         first = next(prepared.batches(0))  # outside the mode, where random numbers have no state
         model = model_without_data(prepared.model, mode)
         rows = prepared.batch_size if asked.batch_size == BATCH_SIZE else asked.batch_size

@@ -23,9 +23,9 @@ OF_STEP = ("checkpoint", "dtype", "autocast", "accumulate", "batch_size", "optim
 def config_of(text: str, shared: Mapping[str, Any]) -> RunConfig:
     """The config of a layout, whose own options come before those that all share. Raises ConfigError."""
     try:
-        name, *rest = shlex.split(text)
-    except ValueError:
-        name, rest = text, []
+        name, *rest = shlex.split(text) or [""]
+    except ValueError as error:
+        raise ConfigError(f"layout '{text}': {error}") from error
     if name not in STRATEGY_OPTIONS:
         raise unknown("strategy", name, STRATEGY_OPTIONS)
     parser = _Parser(text, argument_default=argparse.SUPPRESS, add_help=False, allow_abbrev=False)

@@ -50,7 +50,7 @@ def plan(
     ``fits``; ``most_rows`` of a device that do; ``why``. A layout that cannot be planned has None, and the
     reason as ``why``.
 
-    Raises ConfigError for bad input, and where no layout can be planned.
+    Raises ConfigError for bad input: where each layout refuses it.
     """
     if isinstance(layouts, str) or not all(isinstance(text, str) for text in layouts):
         raise ConfigError(f"layouts {layouts!r}: give a list of texts, as ['ddp', 'fsdp --checkpoint']")
@@ -62,11 +62,11 @@ def plan(
     if World.of() is not None:
         raise ConfigError("a plan is one process, for ranks that are not there: start it without torchrun")
     configs = {text: config_of(text, shared) for text in layouts or USUAL}
+    from dpexp.plan.rows import check_not_refused  # imports torch
+
     with ProgressBar(hidden=quiet) as progress:
         rows = [*_rows(configs, objects, found, shared, not layouts, progress)]
-    if all(row["fits"] is None for row in rows):
-        reasons = dict.fromkeys(row["why"].partition(": ")[2] for row in rows)
-        raise ConfigError("; ".join(reasons) if len(reasons) == 1 else _by_layout(rows))
+    check_not_refused(rows)
     return rows
 
 
@@ -85,7 +85,3 @@ def _rows(
         yield row_of(text, config, objects, devices)
     if adds_hybrid and (text := hybrid_of(configs["single"], objects)):
         yield row_of(text, config_of(text, shared), objects, devices)
-
-
-def _by_layout(rows: list[Row]) -> str:
-    return "no layout can be planned: " + "; ".join(f"{row['layout']}: {row['why']}" for row in rows)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -20,7 +20,7 @@ from dpexp.config.run_config import RunConfig
 from dpexp.config.words import listed, plural
 from dpexp.devices import HOST, label
 from dpexp.plan.hardware import Hardware
-from dpexp.plan.layout import LaidOut, laid_out
+from dpexp.plan.layout import InputError, LaidOut, laid_out
 from dpexp.plan.memory import KINDS
 from dpexp.plan.steps import Needed
 from dpexp.record.record import Row
@@ -33,6 +33,8 @@ _PLANS, _MOST = 12, 2**30
 """At most so many plans look for the most rows, which are fewer than that."""
 RESERVED = 0.85
 """PyTorch reserves 10 to 20% more than it allocates: above this share of the memory a plan says so."""
+_REFUSED = "refused: "
+"""So begins the reason where the input is at fault."""
 
 
 Devices = tuple[int, Hardware]
@@ -51,10 +53,21 @@ def row_of(text: str, config: RunConfig, objects: Mapping[str, Any], devices: De
         if not row["fits"]:
             row["why"] = _too_much(row, config, objects, devices, parts, rows)
     except Exception as error:  # of any kind: of the model, of a layout, of an operator without a rule
-        row = dict.fromkeys(_KEYS) | {"devices": count, "why": f"not planned: {_reason(error)}"}
+        why = f"{_REFUSED if isinstance(error, InputError) else 'not planned: '}{_reason(error)}"
+        row = dict.fromkeys(_KEYS) | {"devices": count, "why": why}
     finally:
         gc.collect()  # what has no data is in cycles, too
     return {"layout": text} | row
+
+
+def check_not_refused(rows: Sequence[Row]) -> None:
+    """Raises ConfigError where each layout has refused the input."""
+    if all(row["fits"] is None and row["why"].startswith(_REFUSED) for row in rows):
+        layouts = dict[str, str]()  # by reason, as most have the same
+        for row in rows:
+            layouts.setdefault(row["why"].removeprefix(_REFUSED), row["layout"])
+        is_one = len(layouts) == 1
+        raise ConfigError("; ".join(why if is_one else f"{text}: {why}" for why, text in layouts.items()))
 
 
 _KEYS = (
@@ -68,7 +81,7 @@ def _reason(error: Exception) -> str:
     name = type(error).__name__
     if name in ("DataDependentOutputException", "GuardOnDataDependentSymNode", "DynamicOutputShapeException"):
         operator = str(error).splitlines()[0]
-        return f"the model reads numbers, and tensors of a plan have none ({operator}): {describe(error)}"
+        return f"the model reads numbers, and tensors of a plan have none ({operator}): {text}"
     if name in ("UnsupportedFakeTensorException", "UnsupportedOperatorException"):
         return f"an operator has no rule for tensors without data: {text}"
     return text.splitlines()[0]

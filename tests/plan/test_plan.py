@@ -97,8 +97,9 @@ def test_nothing_is_left_after_a_plan_or_a_failure() -> None:
         return torch.UntypedStorage.resize_, autograd._engine_run_backward, F.dropout
 
     before = patched()
-    with pytest.raises(dpexp.ConfigError, match="the model reads numbers"):
-        plan("single", "fsdp", model=Branching(50, 10))
+    for row in plan("single", "fsdp", model=Branching(50, 10)):
+        assert row["fits"] is None
+        assert "the model reads numbers" in row["why"]
     assert plan("fsdp", devices="2xH100")[0]["fits"]
     assert patched() == before
     assert not torch.distributed.is_initialized()
@@ -108,11 +109,18 @@ def test_nothing_is_left_after_a_plan_or_a_failure() -> None:
     ("options", "message"),
     [
         ({"layouts": ["bogus"]}, "unknown strategy 'bogus'"),
+        ({"layouts": [""]}, "unknown strategy ''"),
+        ({"layouts": ["custom --layout it's.py:tp"]}, "No closing quotation"),
         ({"layouts": "single"}, "give a list of texts"),
         ({"layouts": [3]}, "give a list of texts"),
         ({"strategy": "ddp"}, "give layouts"),
         ({"devices": 8}, "a kind of device is missing"),
         ({"layouts": ["fsdp --bogus 1"]}, "unrecognized arguments"),
+        ({"layouts": ["hybrid"]}, "--host 'embedding' not found"),
+        (
+            {"layouts": ["single", "fsdp --block nope"], "batch_size": 0},
+            "--batch-size 0: it must be at least 1",
+        ),
     ],
 )
 def test_bad_input_is_refused(options: dict[str, Any], message: str) -> None:

@@ -1,6 +1,7 @@
 """The command ``plan``: text, JSON, MLflow, exit codes."""
 
 import json
+import shlex
 from pathlib import Path
 
 from helpers.command_lines import script
@@ -26,6 +27,13 @@ def test_bad_input_is_one_line_and_exit_code_2() -> None:
     for words in (["bogus"], ["--devices", "8"], ["single", "--batch-size", "0"]):
         done = script("plan.py", *words)
         assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
+
+
+def test_a_plan_of_nothing_has_the_reason_and_exit_code_1(tmp_path: Path) -> None:
+    (tmp_path / "layout.py").write_text("def none(model, mesh):\n    raise OSError('no such rank')\n")
+    done = script("plan.py", f"custom --layout {shlex.quote(f'{tmp_path}/layout.py:none')}")
+    assert done.returncode == 1, done.stderr
+    assert "OSError: no such rank" in done.stdout
 
 
 def test_a_tracked_plan_is_a_table_in_mlflow_and_cannot_be_reproduced(dpexp_home: Path) -> None:
