@@ -14,6 +14,7 @@ import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, TypeVar
 
 import torch
@@ -258,9 +259,9 @@ def init_process_group(
         loopback = next((name for _, name in socket.if_nameindex() if name.startswith("lo")), "lo")
         os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
     try:
-        store, _, _ = next(rendezvous("env://", world.rank, world.size, timeout=timeout))
+        store = _store(os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"], world.rank, world.size, timeout)
         store.set_timeout(timeout)
-        # torchrun's store may have the addresses and reports of earlier runs and attempts
+        # it may have the addresses and reports of earlier runs and attempts
         store = PrefixStore(f"run {world.run}, attempt {world.attempt}", store)
         addresses = PrefixStore("ranks", store)
         distributed.init_process_group(
@@ -275,3 +276,9 @@ def init_process_group(
     group = ProcessGroup(options.mesh_of(world.size))
     group.watch(store, options.comm_timeout)
     return group
+
+
+@cache
+def _store(address: str, port: str, rank: int, size: int, timeout: datetime.timedelta) -> Any:
+    """The store where ranks meet. It is kept: rank 0 would end its own while others begin the next run."""
+    return next(rendezvous("env://", rank, size, timeout=timeout))[0]
