@@ -31,8 +31,8 @@ from pathlib import Path
 import torch
 import dpexp
 torch.manual_seed(0)
-model, short = torch.nn.Linear(5, 2), dict(steps=2, warmup=1, phase_steps=1, track=False, check=False, quiet=True)
-ids = [dpexp.run("ddp", model=model, lr=lr, **short).run_id for lr in (0.1, 0.2)]
+short = dict(steps=2, warmup=1, phase_steps=1, track=False, check=False, quiet=True)
+ids = [dpexp.run("ddp", model=torch.nn.Linear(5, 2), lr=lr, **short).run_id for lr in (0.1, 0.2)]
 Path(__file__).with_name(os.environ["RANK"]).write_text(" ".join(ids))
 """
 

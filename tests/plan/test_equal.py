@@ -8,8 +8,9 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
+from io import FileIO
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -188,8 +189,9 @@ def over_absent_ranks(config: RunConfig) -> Figures:
 
 def over_ranks(group: ProcessGroup, text: str) -> Figures:
     config = config_of(*json.loads(text))
+    along = along_mesh(group, config)  # which starts threads of gloo
     with _without_gloo():
-        return with_data(config, along_mesh(group, config))
+        return with_data(config, along)
 
 
 @contextmanager
@@ -204,25 +206,27 @@ def _without_gloo() -> Iterator[None]:
     def waited(*args: Any) -> Any:
         with _disable_current_modes():
             found = wait(*args)
-        _until_gloo_sleeps()
+        _until_asleep(threads)
         return found
 
     def followed(*args: Any) -> Any:
-        _until_gloo_sleeps()
+        _until_asleep(threads)
         return counted(*args)
 
-    with patch.object(distributed.Work, "wait", waited), patch.object(StorageLog, "counted", followed):
+    with ExitStack() as stack:
+        files = [
+            stack.enter_context(open(each / "stat", "rb", 0)) for each in Path("/proc/self/task").iterdir()
+        ]
+        threads = [each for each in files if b"gloo" in each.read()]
+        assert threads
+        stack.enter_context(patch.object(distributed.Work, "wait", waited))
+        stack.enter_context(patch.object(StorageLog, "counted", followed))
         yield
 
 
-def _until_gloo_sleeps() -> None:
-    """Its threads that have let go of their tensors sleep, in wait for the next ones."""
-    while True:
-        states = [Path(each, "stat").read_text() for each in os.scandir("/proc/self/task")]
-        of_gloo = [each.rpartition(") ")[2][0] for each in states if "gloo" in each]
-        assert of_gloo
-        if set(of_gloo) == {"S"}:
-            return
+def _until_asleep(threads: list[FileIO]) -> None:
+    """Threads of gloo that have let go of their tensors sleep, in wait for the next ones."""
+    while any(b") S " not in os.pread(each.fileno(), 100, 0) for each in threads):
         os.sched_yield()
 
 

@@ -17,7 +17,6 @@ from dpexp.strategies.placed import UNOBSERVED
 from dpexp.timing import Timer
 
 SHORT = {"steps": 4, "warmup": 2, "phase_steps": 2, "batch_size": 10, "checkpoint": True}
-TRANSFORMER = SHORT | {"model": "transformer:dim=16,heads=2"}
 
 
 class Layers(nn.Module):
@@ -54,24 +53,18 @@ def config(strategy: str, model: str, **options: Any) -> RunConfig:
 
 def test_ranks_that_checkpoint_compute_what_a_single_device_computes() -> None:
     random = SHORT | {"model": f"{__file__}:random_layers"}
-    found = records(
+    sharded, *others = records(
         2,
-        TRANSFORMER | {"strategy": "fsdp"},
-        TRANSFORMER | {"strategy": "fsdp", "block": ["encoder.layers.*"], "accumulate": 2},
-        TRANSFORMER | {"strategy": "ddp"},
+        SHORT | {"model": "transformer:dim=16,heads=2", "strategy": "fsdp", "accumulate": 2},
         *({**random, "strategy": strategy} for strategy in ("fsdp", "ddp")),
     )
-    assert [each.verification["passed"] for each in found] == [True] * 5
-    assert max(each.verification["gradient_error"] for each in found) < 1e-12
-    for each in found[:3]:
+    for each in (sharded, *others):
+        assert each.verification["passed"]
+        assert each.verification["gradient_error"] < 1e-12
         modules = {row["module"] for row in each.device_map} | {row["module"] for row in each.shapes}
-        assert "encoder.layers.1.linear1" in modules
+        assert modules & {"encoder.layers.1.linear1", "layers.1.0"}
         assert not [name for name in modules if "wrapped" in name]
-
-
-def test_units_of_fsdp_have_the_names_of_the_model_as_written() -> None:
-    (found,) = records(2, TRANSFORMER | {"strategy": "fsdp"})
-    assert {row["unit"] for row in found.device_map} == {
+    assert {row["unit"] for row in sharded.device_map} == {
         "",
         "embedding",
         "encoder.layers.0",

@@ -1,6 +1,5 @@
 """custom: layouts as users write them, under torchrun's launcher and in one process."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +7,6 @@ import pytest
 from helpers.command_lines import HELPERS, ROOT
 from helpers.engine_runs import recorded
 from helpers.in_ranks import records
-from helpers.launching import run
 from helpers.printed import write_examples
 from torch import nn
 
@@ -88,16 +86,6 @@ def test_a_pipeline_takes_the_step_of_its_schedule() -> None:
     assert moved & {"send", "broadcast"}, moved  # between the stages, as they were counted
     held = {(row["module"], row["device"]) for row in found.device_map}
     assert held == {(str(layer), "cpu:0" if layer < 7 else "cpu:1") for layer in range(13)}
-
-
-def test_a_wrong_layout_fails_and_is_located() -> None:
-    layout = ("--layout", f"{CASES}/data_parallel.py:one_left_out", "--mesh", "dp=2")
-    done = run(
-        "custom", *layout, "--model", f"{CASES}/nets.py:Block", "--steps", "1", "--warmup", "0", "--json"
-    )
-    assert done.returncode == 1
-    assert json.loads(done.stdout)["verification"]["passed"] is False
-    assert "parameter 'norm." in done.stderr
 
 
 def test_a_layout_over_devices_is_one_process() -> None:

@@ -97,7 +97,7 @@ class Mixture(nn.Module):
 
 def test_experts_are_units_that_every_rank_calls() -> None:
     """Batches of 5 rows: a rank has 2, and so rows for one or two of three experts."""
-    short = {"steps": 6, "warmup": 2, "phase_steps": 1, "batch_size": 5, "strategy": "fsdp"}
+    short = {"steps": 4, "warmup": 1, "phase_steps": 1, "batch_size": 5, "strategy": "fsdp"}
     short |= {"model": f"{__file__}:Mixture", "comm_timeout": 20.0}
     for found in records(2, short, short | {"checkpoint": True}):
         assert found.verification["passed"] is True

@@ -140,7 +140,7 @@ def test_a_delivery_that_makes_progress_is_awaited_beyond_the_timeout(
     assert text.endswith("the run is safe on disk")
 
 
-@pytest.mark.parametrize("count", [3, pytest.param(8, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [2, pytest.param(8, marks=pytest.mark.slow)])
 def test_first_runs_at_once_share_one_new_store(dpexp_home: Path, uri: str, count: int) -> None:
     drivers = [drive("finish", steps=20, wait_s=10) for _ in range(count)]
     for driver in drivers:

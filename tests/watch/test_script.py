@@ -181,10 +181,10 @@ def test_a_wrong_script_ends_with_its_own_code_or_with_1(
     assert ("ValueError: the script is broken" in done.stderr) is ("raise" in words)
 
 
-def test_a_script_that_raises_is_a_failed_run(dpexp_home: Path, tmp_path: Path) -> None:
+def test_a_script_that_raises_is_a_failed_run(home_with_store: Path, tmp_path: Path) -> None:
     done = run(tmp_path, PLAIN, "weighted", "raise", before=("-m", "dpexp.watch", "--name", "mine"))
     says(done, 1, "right: 4 steps", "ValueError: the script is broken")
-    (folder,) = (dpexp_home / "runs").iterdir()
+    (folder,) = (home_with_store / "runs").iterdir()
     record = load_record(folder)
     assert (record.name, record.status, (record.error or {})["type"]) == ("mine", "failed", "ValueError")
     assert record.verification["passed"]
@@ -218,8 +218,10 @@ def test_a_script_without_a_model_says_so(tmp_path: Path) -> None:
 # --- several processes --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("layout", ["ddp", "fsdp"])
-@pytest.mark.parametrize(("is_right", "text"), [(True, "right: 4 steps"), (False, "averaged as if equal")])
+@pytest.mark.parametrize(
+    ("layout", "is_right", "text"),
+    [("ddp", True, "right: 4 steps"), ("fsdp", False, "averaged as if equal")],
+)
 def test_ranks_of_torchrun(tmp_path: Path, layout: str, is_right: bool, text: str) -> None:
     words = (layout, *(["weighted"] if is_right else []))
     done = run(tmp_path, RANKS, *words, before=(*AGENT, "2", *WATCH))
@@ -229,11 +231,10 @@ def test_ranks_of_torchrun(tmp_path: Path, layout: str, is_right: bool, text: st
 
 
 @pytest.mark.parametrize(
-    ("program", "end"),
-    [(SPAWNED, "every process has ended"), (STARTS_ITSELF, "the other has ended with 0")],
+    ("program", "end", "is_right"),
+    [(SPAWNED, "every process has ended", True), (STARTS_ITSELF, "the other has ended with 0", False)],
     ids=["spawned", "itself"],
 )
-@pytest.mark.parametrize("is_right", [True, False])
 def test_processes_that_the_script_starts(tmp_path: Path, program: str, end: str, is_right: bool) -> None:
     done = run(tmp_path, program, *(["weighted"] if is_right else []))
     says(done, 0 if is_right else 1, "watched: Net, given to DistributedDataParallel")
