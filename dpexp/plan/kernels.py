@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
 
@@ -65,14 +65,18 @@ def without_onednn() -> Iterator[None]:
 
 
 @contextmanager
-def unpacked_rows() -> Iterator[None]:
-    """Inside, Transformers takes a row for one sequence, as it does where its positions show that.
+def unread_numbers() -> Iterator[None]:
+    """Inside, nothing reads the numbers of tensors without data that can do without.
 
-    It cannot read those of tensors without data, and would give attention a mask that others do not need.
+    Checks of libraries pass. Transformers takes a row for one sequence, as it does where its positions show
+    that; it would give attention a mask that others do not need.
     """
-    masks: Any = sys.modules.get("transformers.masking_utils")
-    name = "find_packed_sequence_indices"
-    with patch.object(masks, name, lambda positions: None) if hasattr(masks, name) else nullcontext():
+    with ExitStack() as stack:
+        stack.enter_context(patch.object(torch, "_check_tensor_all_with", lambda *check: None))
+        masks: Any = sys.modules.get("transformers.masking_utils")
+        name = "find_packed_sequence_indices"
+        if hasattr(masks, name):
+            stack.enter_context(patch.object(masks, name, lambda positions: None))
         yield
 
 

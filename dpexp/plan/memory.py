@@ -9,6 +9,7 @@ one when backward ends. So kinds are read at the end.
 
 from __future__ import annotations
 
+import math
 import sys
 import weakref
 from collections import Counter
@@ -54,6 +55,7 @@ class StorageLog(CountingMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.changes = list[Change]()
+        self.operators, self.most_operators = 0, math.inf
         self.module, self.is_updating, self.is_paused = "", False, False
         self._kinds, self._devices = dict[int, str](), dict[int, str]()
         self._alive, self._sizes = dict[int, int](), dict[int, int]()  # number by address, size by number
@@ -62,6 +64,7 @@ class StorageLog(CountingMode):  # type: ignore[no-untyped-call]
         """The outputs of the operator, whose storages are followed from now on."""
         if self.is_updating and func is torch.ops.aten._local_scalar_dense.default:
             return _READ.get(args[0].dtype, 0.5)
+        self.operators += 1
         outputs = func(*args, **kwargs)
         if self.is_paused:
             return outputs
@@ -73,6 +76,11 @@ class StorageLog(CountingMode):  # type: ignore[no-untyped-call]
         for tensor in tensors.walk((args, kwargs, outputs) if sent else outputs):
             self._see(tensor, sent or kind, bool(sent))
         return outputs
+
+    def check_operators(self) -> None:
+        """Raises OverflowError after too many. An operator itself cannot: PyTorch aborts in some."""
+        if self.operators > self.most_operators:
+            raise OverflowError("a model that computes row by row needs too many operators")
 
     def label(self, kind: str, value: Any) -> None:
         """The tensors of the pytree are of this kind."""
@@ -178,6 +186,7 @@ class ModuleTrace:
 
     def entered(self, call: ModuleCall) -> None:
         """A module begins its forward."""
+        self._log.check_operators()
         if not self._running:
             self._log.label("inputs", call.inputs)
         self._running.append(self._log.module)

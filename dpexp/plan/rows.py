@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import gc
 import math
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
+
+import torch
 
 from dpexp.config.errors import ConfigError, describe, text_of
 from dpexp.config.run_config import RunConfig
@@ -29,10 +33,12 @@ from dpexp.strategies.registry import STRATEGIES
 
 MORE = 8
 """At most so many times the devices are tried where a layout does not fit."""
-_PLANS, _MOST = 12, 2**30
-"""At most so many plans look for the most rows, which are fewer than that."""
+_PLANS, _TIMES, _MOST = 12, 32, 2**30
+"""At most so many plans look for the most rows, each with at most so many times those of the plans before it;
+they are fewer than the last."""
 RESERVED = 0.85
 """PyTorch reserves 10 to 20% more than it allocates: above this share of the memory a plan says so."""
+_TORCH, _OWN = Path(torch.__file__).parent, Path(__file__).parents[1]
 _REFUSED = "refused: "
 """So begins the reason where the input is at fault."""
 
@@ -81,10 +87,18 @@ def _reason(error: Exception) -> str:
     name = type(error).__name__
     if name in ("DataDependentOutputException", "GuardOnDataDependentSymNode", "DynamicOutputShapeException"):
         operator = str(error).splitlines()[0]
-        return f"the model reads numbers, and tensors of a plan have none ({operator}): {text}"
+        return f"the model reads numbers, and tensors of a plan have none: {operator}{_line(error)}"
     if name in ("UnsupportedFakeTensorException", "UnsupportedOperatorException"):
         return f"an operator has no rule for tensors without data: {text}"
     return text.splitlines()[0]
+
+
+def _line(error: Exception) -> str:
+    """The innermost line that is not of PyTorch or dpexp: of the model, also where it is a library's."""
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if not Path(frame.filename).is_relative_to(_TORCH) and not Path(frame.filename).is_relative_to(_OWN):
+            return f" ({frame.filename}, line {frame.lineno}: {frame.line})"
+    return ""
 
 
 def _row(layout: LaidOut, hardware: Hardware) -> Row:
@@ -176,7 +190,7 @@ def most_rows(peak_of: Callable[[int], int], rows: int, memory: int) -> int | No
         a, b = others[:2] if len(others) > 1 else (low, high) if fitting and others else fitting[-2:]
         slope = (known[b] - known[a]) / (b - a)
         wanted = math.floor(a + (memory - known[a]) / slope) if slope > 0 else 16 * low
-        other = min(max(wanted, low + 1), high - 1)
+        other = min(max(wanted, low + 1), high - 1, _TIMES * max(known))
     if max(known.values()) <= memory:
         return None
     return max((each for each in known if known[each] <= memory), default=0)

@@ -19,7 +19,7 @@ from dpexp.data.batch import Batch
 from dpexp.engine.prepared import Prepared
 from dpexp.measurement.collectives import CountCollectives
 from dpexp.measurement.step_profile import CountFlops
-from dpexp.plan.kernels import accelerator_kernels, unpacked_rows, update_together
+from dpexp.plan.kernels import accelerator_kernels, unread_numbers, update_together
 from dpexp.plan.memory import ModuleTrace, Peak, StorageLog
 from dpexp.strategies.module_calls import module_calls
 from dpexp.strategies.placed import Placed, StepObserver
@@ -28,6 +28,8 @@ from dpexp.training.trainer import Trainer
 
 LOSS, OPTIMIZER = "(loss)", "(optimizer)"
 """What computes where no module does."""
+MOST = 4
+"""So many times as many operators as the batch before may have needed."""
 
 
 @dataclass(frozen=True)
@@ -66,21 +68,25 @@ class Steps:
     @contextmanager
     def kernels(self) -> Iterator[None]:
         """Inside, what the devices would compute with."""
-        with unpacked_rows(), accelerator_kernels() if self._is_accelerator else nullcontext():
+        with unread_numbers(), accelerator_kernels() if self._is_accelerator else nullcontext():
             yield
 
     def take(self, batch: Batch) -> Needed:
         """Two optimizer steps with this batch, and what the second needed.
 
         In the first, optimizers make their state, and DTensor learns the shapes of operators by calling them.
+        Raises OverflowError where the model's operators are so many more than those of the batch before, as
+        of one that computes row by row: a search for the most rows would take hours.
         """
-        log, trace = self._log, ModuleTrace(self._log)
+        log, trace, before = self._log, ModuleTrace(self._log), self._log.operators
         with log, self.kernels(), module_calls(self._placed.module, trace.entered, trace.left):
             log.label("parameters", [*self._placed.module.parameters(), *self._placed.module.buffers()])
             log.label("inputs", (batch.inputs, batch.targets))
             self._update(batch)
             since = len(log.changes)
             sent, flops, uncounted = self._update(batch)
+            log.check_operators()
+            log.most_operators = log.operators + MOST * (log.operators - before)
         peaks = {device: log.peak(device, since) for device in log.devices}
         return Needed(peaks, dict(sent), dict(flops), tuple(sorted(uncounted)))
 

@@ -85,6 +85,17 @@ def test_eight_billion_parameters_are_planned_without_memory() -> None:
     assert row["bytes"]["parameters"] == 2 * sum(each.numel() for each in model.parameters()) > 16e9
 
 
+class RowByRow(nn.Sequential):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        torch._check_tensor_all(x.isfinite())
+        return torch.stack([self[0](row) for row in x])
+
+
+def test_checks_of_numbers_pass_and_a_search_for_rows_ends_where_they_are_computed_one_by_one() -> None:
+    (row,) = plan("single", model=RowByRow(nn.Linear(50, 10)))
+    assert (row["fits"], row["most_rows"]) == (True, None)
+
+
 def test_what_cannot_be_planned_says_why_and_the_others_stand() -> None:
     refused, single = plan(f"custom --layout {__file__}:needs_cuda", "single")
     assert (refused["fits"], single["fits"]) == (None, True)
