@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from dpexp.config.errors import ConfigError
 from dpexp.config.factories import live_names
-from dpexp.config.run_config import RunConfig
 from dpexp.distributed.world import World
 from dpexp.engine.progress import ProgressBar
-from dpexp.plan.hardware import Hardware, devices_of
+from dpexp.plan.hardware import devices_of
 from dpexp.plan.layout_text import config_of
 from dpexp.record.record import Row
 from dpexp.run import texts_and_objects
@@ -62,26 +61,14 @@ def plan(
     if World.of() is not None:
         raise ConfigError("a plan is one process, for ranks that are not there: start it without torchrun")
     configs = {text: config_of(text, shared) for text in layouts or USUAL}
-    from dpexp.plan.rows import check_not_refused  # imports torch
+    from dpexp.plan.rows import check_not_refused, hybrid_of, row_of  # imports torch
 
     with ProgressBar(hidden=quiet) as progress:
-        rows = [*_rows(configs, objects, found, shared, not layouts, progress)]
+        rows = list[Row]()
+        for text, config in configs.items():
+            progress.begin(f"plan {text}")
+            rows.append(row_of(text, config, objects, found))
+        if not layouts and (text := hybrid_of(configs["single"], objects)):
+            rows.append(row_of(text, config_of(text, shared), objects, found))
     check_not_refused(rows)
     return rows
-
-
-def _rows(
-    configs: dict[str, RunConfig],
-    objects: dict[str, Any],
-    devices: tuple[int, Hardware],
-    shared: dict[str, Any],
-    adds_hybrid: bool,
-    progress: ProgressBar,
-) -> Iterator[Row]:
-    from dpexp.plan.rows import hybrid_of, row_of  # imports torch
-
-    for text, config in configs.items():
-        progress.begin(f"plan {text}")
-        yield row_of(text, config, objects, devices)
-    if adds_hybrid and (text := hybrid_of(configs["single"], objects)):
-        yield row_of(text, config_of(text, shared), objects, devices)
