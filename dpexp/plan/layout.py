@@ -123,7 +123,7 @@ def laid_out(
     options, has_ranks = config.options, STRATEGIES[config.strategy](config.options).has_ranks
     used = 1 if has_ranks or options.uses_one_device else count
     if used > MAX_VIRTUAL:
-        raise ConfigError(f"{count} devices of one process: a plan has at most {MAX_VIRTUAL}")
+        raise InputError(f"{count} devices of one process: a plan has at most {MAX_VIRTUAL}")
     names = ",".join(f"cuda:{index}" for index in range(used))
     config = replace(config, devices=names, virtual=None, check=False)
     mode = FakeTensorMode(allow_non_fake_inputs=True)
@@ -131,9 +131,9 @@ def laid_out(
         stack.enter_context(run_globals(config))
         stack.enter_context(without_onednn())
         group = None
-        if has_ranks and isinstance(options, RankOptions):
-            group = stack.enter_context(absent_ranks(options.mesh_of(count)))
         try:
+            if has_ranks and isinstance(options, RankOptions):
+                group = stack.enter_context(absent_ranks(options.mesh_of(count)))
             prepared = prepare(
                 config, objects, one_batch=False, planned=True, group=group, build=_without_data
             )

@@ -127,6 +127,11 @@ def test_nothing_is_left_after_a_plan_or_a_failure() -> None:
         ({"strategy": "ddp"}, "give layouts"),
         ({"devices": 8}, "a kind of device is missing"),
         ({"layouts": ["fsdp --bogus 1"]}, "unrecognized arguments"),
+        ({"layouts": ["whole"], "devices": "200xT4"}, "200 devices of one process"),
+        (
+            {"layouts": ["custom --layout a.py:tp --mesh dp=3"], "devices": "2xT4"},
+            "dp=3 has 3 ranks, and 2 run",
+        ),
         ({"layouts": ["hybrid"]}, "--host 'embedding' not found"),
         (
             {"layouts": ["single", "fsdp --block nope"], "batch_size": 0},
